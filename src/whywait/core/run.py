@@ -1,0 +1,155 @@
+"""Run: the one saved type. A manifest and five tables; three kinds of producer write it, everything else reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whywait import __version__
+from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
+from whywait.core.table import Table
+from whywait.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where a Run comes from. Times in tables are nanoseconds after ``zero_unix_ns`` (CLOCK_REALTIME)."""
+
+    made_by: str = "measured"
+    schema_version: int = SCHEMA_VERSION
+    whywait_version: str = __version__
+    definitions: str = "1"
+    zero_unix_ns: int = 0
+    command: list[str] = field(default_factory=list)
+    seed: int = 0
+    endpoint: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    clock: list[dict[str, Any]] = field(default_factory=list)
+    client: dict[str, Any] = field(default_factory=dict)
+    slo: dict[str, float] = field(default_factory=dict)
+    partial: bool = False
+    partial_reason: str = ""
+    doubts: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.made_by not in MADE_BY:
+            raise ValueError(f"made_by must be one of {MADE_BY}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Immutable. ``points``, ``requests``, ``chunks``, ``steps``, ``readings`` are :class:`~whywait.core.table.Table`."""
+
+    manifest: Manifest
+    points: Table
+    requests: Table
+    chunks: Table
+    steps: Table
+    readings: Table
+
+    def table(self, name: str) -> Table:
+        found: Table = getattr(self, name)
+        return found
+
+    def point(self, number: int) -> Run:
+        """Only the rows of one load point (readings by time)."""
+        pts = self.points.where(self.points["point"] == number)
+        req = self.requests.where(self.requests["point"] == number)
+        start, end = int(pts["start_ns"][0]), int(pts["end_ns"][0])
+        chunks = self.chunks.where(np.isin(self.chunks["id"], req["id"]))
+        steps = self.steps.where((self.steps["t_ns"] >= start) & (self.steps["t_ns"] <= end))
+        asked = self.readings["asked_ns"]
+        return Run(self.manifest, pts, req, chunks, steps, self.readings.where((asked >= start) & (asked <= end)))
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Write ``manifest.json`` and the Parquet tables. The manifest goes last: it marks the Run as whole."""
+        out = Path(directory)
+        out.mkdir(parents=True, exist_ok=True)
+        for name in TABLES:
+            table = self.table(name)
+            path = out / f"{name}.parquet"
+            if name == "steps" and not len(table):
+                path.unlink(missing_ok=True)
+                continue
+            table.save(path)
+        write_json(out / "manifest.json", dataclasses.asdict(self.manifest))
+        return out
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Run:
+        """Read a saved Run; one that was cut off while running comes back whole as far as it went, labelled PARTIAL.
+
+        Raises:
+            UsageError: no Run there, damaged, or written by a newer whywait.
+        """
+        path = Path(directory)
+        if not (path / "manifest.json").exists():
+            from whywait.core.recorder import recover
+
+            return recover(path)
+        try:
+            raw = json.loads((path / "manifest.json").read_text())
+        except ValueError as exc:
+            raise UsageError(f"{path / 'manifest.json'} is damaged: {exc}", "restore it from a copy") from exc
+        if raw.get("schema_version", 0) > SCHEMA_VERSION:
+            raise UsageError(
+                f"{path} was written by whywait {raw.get('whywait_version')} (schema {raw['schema_version']})",
+                "upgrade whywait to read it",
+            )
+        known = {f.name for f in dataclasses.fields(Manifest)}
+        manifest = Manifest(**{k: v for k, v in raw.items() if k in known})
+        return cls(manifest, **{name: Table.load(name, path / f"{name}.parquet") for name in TABLES})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomic; keys keep their order; NaN is refused, since absent is null."""
+    tmp = path.with_name(path.name + ".tmp")
+    tmp.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    os.replace(tmp, path)
+
+
+def concat(runs: list[Run]) -> Run:
+    """The union of runs with one zero: shards of one run, or a run and its resumption. Request ids must not clash.
+
+    Points with the same number are one point: its planned requests add up and its times span both.
+    """
+    zero = {r.manifest.zero_unix_ns for r in runs}
+    if len(zero) > 1:
+        raise ValueError("runs have different zeros; shift them first")
+    tables = {name: Table.concat([r.table(name) for r in runs]) for name in TABLES}
+    ids = tables["requests"]["id"]
+    if len(np.unique(ids)) != len(ids):
+        raise ValueError("request ids clash between the runs")
+    order = np.argsort(ids, kind="stable")
+    tables["requests"] = tables["requests"].where(order)
+    chunks = tables["chunks"]
+    tables["chunks"] = chunks.where(np.lexsort((chunks["t_ns"], chunks["id"])))
+    tables["points"] = _merge_points(tables["points"])
+    m = runs[0].manifest
+    doubts = [d for i, r in enumerate(runs) for d in r.manifest.doubts if d not in runs[0].manifest.doubts or i == 0]
+    clock = [c for r in runs for c in r.manifest.clock]
+    partial = any(r.manifest.partial for r in runs)
+    reason = "; ".join(r.manifest.partial_reason for r in runs if r.manifest.partial_reason)
+    return Run(
+        dataclasses.replace(m, doubts=doubts, clock=clock, partial=partial, partial_reason=reason), **tables
+    )
+
+
+def _merge_points(points: Table) -> Table:
+    rows: dict[int, dict[str, Any]] = {}
+    for row in points.rows():
+        have = rows.setdefault(row["point"], row)
+        if have is not row:
+            have["planned"] += row["planned"]
+            have["start_ns"] = min(have["start_ns"], row["start_ns"])
+            have["end_ns"] = max(have["end_ns"], row["end_ns"])
+            have["steady_start_ns"] = have["steady_end_ns"] = None
+    return Table.from_rows("points", [rows[k] for k in sorted(rows)])

@@ -1,0 +1,147 @@
+"""A columnar table in memory (numpy) and on disk (Parquet); see ``core/columns.py`` for what the columns mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whywait.core.columns import TABLES, Column
+from whywait.errors import UsageError
+
+Array = NDArray[Any]
+
+
+class Table:
+    """Immutable by habit: every operation gives a new table. ``len(t)`` rows; ``t["name"]`` is a numpy array."""
+
+    __slots__ = ("_cols", "name")
+
+    def __init__(self, name: str, cols: Mapping[str, Array]) -> None:
+        self.name = name
+        spec = TABLES[name]
+        sizes = {len(c) for c in cols.values()}
+        if len(sizes) > 1:
+            raise ValueError(f"columns of {name} differ in length: {sorted(sizes)}")
+        n = sizes.pop() if sizes else 0
+        self._cols = {c.name: _as_column(c, cols[c.name]) if c.name in cols else _nulls(c, n) for c in spec}
+
+    @classmethod
+    def empty(cls, name: str) -> Table:
+        return cls(name, {})
+
+    @classmethod
+    def from_rows(cls, name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+        """Rows as mappings; an absent key or None is null. Unknown keys are an error (a typo would lose data)."""
+        known = {c.name for c in TABLES[name]}
+        for row in rows:
+            if not known.issuperset(row):
+                raise ValueError(f"unknown columns for {name}: {sorted(set(row) - known)}")
+        return cls(name, {c.name: _from_values(c, [r.get(c.name) for r in rows]) for c in TABLES[name]})
+
+    def __len__(self) -> int:
+        return len(next(iter(self._cols.values())))
+
+    def __getitem__(self, column: str) -> Array:
+        return self._cols[column]
+
+    def where(self, mask: Array) -> Table:
+        """Rows where ``mask`` (bool) is true, or rows by an index array, in that order."""
+        return Table(self.name, {k: v[mask] for k, v in self._cols.items()})
+
+    def replace(self, **cols: Array) -> Table:
+        return Table(self.name, {**self._cols, **cols})
+
+    def text(self, column: str) -> list[str | None]:
+        """An enum column as its strings."""
+        spec = next(c for c in TABLES[self.name] if c.name == column)
+        return [None if v < 0 else spec.values[v] for v in self._cols[column].tolist()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Plain Python rows; null is None, enums are strings, integers are integers."""
+        lists: dict[str, list[Any]] = {}
+        for c in TABLES[self.name]:
+            col = self._cols[c.name]
+            if c.type == "enum":
+                lists[c.name] = self.text(c.name)
+            elif c.type == "i64" and c.nullable:
+                lists[c.name] = [None if np.isnan(v) else int(v) for v in col]
+            elif c.type == "f64":
+                lists[c.name] = [None if np.isnan(v) else float(v) for v in col]
+            else:
+                lists[c.name] = col.tolist()
+        return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table) or self.name != other.name or len(self) != len(other):
+            return False
+        return all(_same(self._cols[k], other._cols[k]) for k in self._cols)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def concat(cls, tables: Sequence[Table]) -> Table:
+        first = tables[0]
+        return cls(first.name, {k: np.concatenate([t._cols[k] for t in tables]) for k in first._cols})
+
+    def save(self, path: Path) -> None:
+        from whywait.core.parquet import write
+
+        write(path, TABLES[self.name], self._cols, len(self))
+
+    @classmethod
+    def load(cls, name: str, path: Path) -> Table:
+        from whywait.core.parquet import read
+
+        try:
+            return cls(name, read(path, TABLES[name]))
+        except FileNotFoundError:
+            return cls.empty(name)
+        except Exception as exc:
+            raise UsageError(
+                f"{path} is not a readable whywait table: {exc}", "was it cut short or written by something else?"
+            ) from exc
+
+
+def _same(a: Array, b: Array) -> bool:
+    if a.dtype.kind == "f":
+        return bool(np.array_equal(a, b, equal_nan=True))
+    return bool(np.array_equal(a, b))
+
+
+def _nulls(c: Column, n: int) -> Array:
+    if not c.nullable and n:
+        raise ValueError(f"column {c.name} may not be null")
+    return _from_values(c, [None] * n) if n else np.empty(0, dtype=_dtype(c))
+
+
+def _dtype(c: Column) -> Any:
+    return {"i64": np.float64 if c.nullable else np.int64, "f64": np.float64, "str": object, "enum": np.int8}[c.type]
+
+
+def _as_column(c: Column, values: Array) -> Array:
+    out = np.asarray(values)
+    if out.dtype != _dtype(c):
+        out = out.astype(_dtype(c))
+    if not c.nullable and out.dtype.kind == "f" and np.isnan(out).any():
+        raise ValueError(f"column {c.name} may not be null")
+    return out
+
+
+def _from_values(c: Column, values: Iterable[Any]) -> Array:
+    vals = list(values)
+    if not c.nullable and any(v is None for v in vals):
+        raise ValueError(f"column {c.name} may not be null")
+    if c.type == "enum":
+        code = {v: i for i, v in enumerate(c.values)}
+        return np.array([-1 if v is None else code[v] for v in vals], dtype=np.int8)
+    if c.type == "str":
+        out = np.empty(len(vals), dtype=object)
+        out[:] = [None if v is None else str(v) for v in vals]
+        return out
+    if c.type == "i64" and not c.nullable:
+        return np.array(vals, dtype=np.int64)
+    return np.array([np.nan if v is None else v for v in vals], dtype=np.float64)

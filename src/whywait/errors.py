@@ -1,0 +1,86 @@
+"""Every error whywait raises on purpose, drawn as a tree by whose fault it is.
+
+::
+
+    WhywaitError
+    ├── UsageError            exit 2    the command, a file or a flag is wrong
+    │   └── MissingExtra      exit 2    an optional dependency is not installed
+    ├── ServiceError          exit 4    the service under test failed
+    │   ├── Unreachable                 no TCP connection, DNS failure, TLS refused
+    │   ├── Unauthorized                401 / 403
+    │   ├── WrongModel                  the model name is not served here
+    │   ├── NotAnEndpoint               it answers, but not an OpenAI-compatible stream
+    │   └── EngineDied                  an engine we launched ended or never got ready
+    ├── GateFailed            exit 1    a --fail-if condition or an SLO gate is not met
+    ├── Undecided             exit 3    no verdict is supported (only with --strict)
+    └── InternalError         exit 5    ours: a bug in whywait
+
+Each error carries one line that says what is wrong (``message``) and one that says what to try (``hint``).
+"""
+
+from __future__ import annotations
+
+EXIT_OK, EXIT_GATE, EXIT_USAGE, EXIT_UNDECIDED, EXIT_SERVICE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+
+class WhywaitError(Exception):
+    """Base of all; never raised itself."""
+
+    exit_code = EXIT_INTERNAL
+    whose = "whywait"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(WhywaitError):
+    exit_code = EXIT_USAGE
+    whose = "the command"
+
+
+class MissingExtra(UsageError):
+    """An optional dependency is missing; ``extra`` names the one that brings it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra '{extra}'", f"pip install 'whywait[{extra}]'")
+
+
+class ServiceError(WhywaitError):
+    exit_code = EXIT_SERVICE
+    whose = "the service"
+
+
+class Unreachable(ServiceError):
+    pass
+
+
+class Unauthorized(ServiceError):
+    pass
+
+
+class WrongModel(ServiceError):
+    pass
+
+
+class NotAnEndpoint(ServiceError):
+    pass
+
+
+class EngineDied(ServiceError):
+    whose = "the engine"
+
+
+class GateFailed(WhywaitError):
+    exit_code = EXIT_GATE
+    whose = "the result"
+
+
+class Undecided(WhywaitError):
+    exit_code = EXIT_UNDECIDED
+    whose = "the evidence"
+
+
+class InternalError(WhywaitError):
+    exit_code = EXIT_INTERNAL

@@ -1,0 +1,71 @@
+"""Units: names, conversion, and formatting for people. Times inside whywait are integer nanoseconds."""
+
+from __future__ import annotations
+
+import math
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
+
+_DURATION = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S, "m": 60 * NS_PER_S,
+             "min": 60 * NS_PER_S, "h": 3600 * NS_PER_S}  # fmt: skip
+
+
+def parse_duration(text: str, default_unit: str = "s") -> int:
+    """``'500ms'``, ``'1.5s'``, ``'3m'`` or a bare number of ``default_unit`` → nanoseconds.
+
+    Raises:
+        ValueError: not a number with a known unit, or not finite and ≥ 0.
+    """
+    s = text.strip()
+    digits = s.rstrip("abcdefghijklmnopqrstuvwxyzµ")
+    unit = s[len(digits) :].strip() or default_unit
+    try:
+        value = float(digits)
+        scale = _DURATION[unit]
+    except (ValueError, KeyError):
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 1.5s or 3m") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 1.5s or 3m")
+    return round(value * scale)
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds for people: three significant figures, seconds past 10 s; '–' when unknown."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.3g} s" if abs(value) < 1e6 else f"{value / 1000:.0f} s"
+    return f"{_sig(value)} ms"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three significant figures without exponent; '–' when unknown."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{_sig(value)}{' ' + unit if unit else ''}"
+
+
+def percent(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value * 100:.0f} %" if value >= 0.1 or value == 0 else f"{value * 100:.1f} %"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{_sig(value)} {unit}"
+        value /= 1000
+    return f"{_sig(value)} TB"
+
+
+def _sig(value: float) -> str:
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 6)}f}" if digits else f"{round(value):,}"
