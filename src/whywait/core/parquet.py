@@ -73,9 +73,9 @@ def _decode(c: Column, chunked: Any) -> Array:
 
 def _decode_one(c: Column, chunk: Any) -> Array:
     if c.type == "str":
-        out = np.empty(len(chunk), dtype=object)
-        out[:] = chunk.to_pylist()
-        return out
+        words: Array = np.empty(len(chunk), dtype=object)
+        words[:] = chunk.to_pylist()
+        return words
     arr = na.c_array(chunk)
     view = arr.view()
     valid = np.asarray(view.buffer(0)) if arr.null_count else None
@@ -83,10 +83,10 @@ def _decode_one(c: Column, chunk: Any) -> Array:
     ok = None if valid is None else np.unpackbits(valid.view(np.uint8), count=n, bitorder="little").astype(bool)
     if c.type == "enum":
         return _enum_codes(c, view, n, ok)
-    values = np.asarray(view.buffer(1))[:n]
+    values: Array = np.asarray(view.buffer(1))[:n]
     if not c.nullable:
-        return values.copy()
-    out = values.astype(np.float64)
+        return np.array(values)
+    out: Array = values.astype(np.float64)
     if ok is not None:
         out[~ok] = np.nan
     return out

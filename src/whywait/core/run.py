@@ -46,7 +46,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Run:
-    """Immutable. ``points``, ``requests``, ``chunks``, ``steps``, ``readings`` are :class:`~whywait.core.table.Table`."""
+    """Immutable. The five tables are :class:`~whywait.core.table.Table`; ``core/columns.py`` says what they hold."""
 
     manifest: Manifest
     points: Table
@@ -138,9 +138,7 @@ def concat(runs: list[Run]) -> Run:
     clock = [c for r in runs for c in r.manifest.clock]
     partial = any(r.manifest.partial for r in runs)
     reason = "; ".join(r.manifest.partial_reason for r in runs if r.manifest.partial_reason)
-    return Run(
-        dataclasses.replace(m, doubts=doubts, clock=clock, partial=partial, partial_reason=reason), **tables
-    )
+    return Run(dataclasses.replace(m, doubts=doubts, clock=clock, partial=partial, partial_reason=reason), **tables)
 
 
 def _merge_points(points: Table) -> Table:

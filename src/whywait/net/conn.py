@@ -1,0 +1,120 @@
+"""One non-blocking connection: connecting, TLS, bytes out, bytes in with their kernel stamp. No HTTP."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from whywait.net import stamps
+from whywait.net.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from whywait.net.client import Flight
+
+READ_SIZE = 256 * 1024  # at least 64 KB: in smaller reads every piece would carry the last packet's stamp
+
+
+class Conn:
+    """``state``: connecting → (handshake →) idle ⇄ busy → closed. Socket and TLS errors are raised to the caller."""
+
+    __slots__ = ("_incoming", "_outgoing", "_poller", "_tls", "flight", "fresh", "kernel", "opened", "out", "sock",
+                 "state")  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, poller: stamps.Poller, now: int) -> None:
+        family, address = endpoint.address
+        self.sock = socket.socket(family, socket.SOCK_STREAM)
+        self.sock.setblocking(False)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.kernel = stamps.enable(self.sock)
+        self.state = "connecting"
+        self.flight: Flight | None = None
+        self.fresh = True  # no response has come over it yet
+        self.opened = now
+        self.out = b""
+        self._poller = poller
+        self._tls: ssl.SSLObject | None = None
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        if tls is not None:
+            self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=endpoint.host)
+        code = self.sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self.state = "broken"
+        poller.add(self.sock, write=True)
+
+    def writable(self) -> None:
+        """The socket takes bytes: the connection is there (or failed), or pending output can go on.
+
+        Raises:
+            OSError: connecting or sending failed. ssl.SSLError: the handshake failed.
+        """
+        if self.state in ("connecting", "broken"):
+            code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code or self.state == "broken":
+                raise OSError(code or errno.ECONNREFUSED, "connect failed")
+            self.state = "handshake"
+            self._handshake()
+        elif self.out:
+            self._flush()
+
+    def send(self, data: bytes) -> None:
+        if self._tls is not None:
+            self._tls.write(data)
+            data = self._outgoing.read()
+        self.out += data
+        self._flush()
+
+    def receive(self, view: memoryview) -> tuple[memoryview | bytes, int, int]:
+        """(plain bytes, raw length, kernel stamp or 0). Raw length 0 is the end; −1: nothing there after all."""
+        try:
+            n, ancillary, _, _ = self.sock.recvmsg_into([view], stamps.ANCILLARY)
+        except (BlockingIOError, InterruptedError):
+            return b"", -1, 0
+        kernel = stamps.unix_ns(ancillary) if self.kernel else 0
+        if self._tls is None:
+            return view[:n], n, kernel
+        if n == 0:
+            return b"", 0, kernel
+        self._incoming.write(view[:n])
+        if self.state == "handshake":
+            self._handshake()
+        return self._decrypt(), n, kernel
+
+    def close(self) -> None:
+        self.state = "closed"
+        self._poller.remove(self.sock)
+        self.sock.close()
+
+    def _flush(self) -> None:
+        try:
+            sent = self.sock.send(self.out) if self.out else 0
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        before, self.out = self.out, self.out[sent:]
+        if self.out or before is not self.out:
+            self._poller.change(self.sock, write=bool(self.out))
+
+    def _handshake(self) -> None:
+        if self._tls is not None:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.out += self._outgoing.read()
+                self._flush()
+                self._poller.change(self.sock, write=bool(self.out))
+                return
+            self.out += self._outgoing.read()
+            self._flush()
+        self._poller.change(self.sock, write=bool(self.out))
+        self.state = "idle"
+
+    def _decrypt(self) -> bytes:
+        assert self._tls is not None
+        parts = []
+        try:
+            while self.state != "handshake" and (piece := self._tls.read(READ_SIZE)):
+                parts.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        return b"".join(parts)
