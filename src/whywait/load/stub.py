@@ -388,7 +388,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.loop.watch(0, lambda _: None if os.read(0, 4096) else server.stop())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    server.loop.quantum_ns = int(os.environ.get("Q","200"))*1000
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)  # a full collection in the middle of a run is milliseconds of lateness
     print(json.dumps({"port": server.port, "pid": os.getpid(), "url": server.url}), flush=True)

@@ -69,13 +69,10 @@ class Loop:
     from a signal handler."""
 
     def __init__(self) -> None:
-        # Timers are run at most once per quantum. Each sleep and wake-up costs more than sending a chunk, so with tens of
-        # thousands of chunks a second a little lateness, shared by several, is most of a core saved.
-        self.quantum_ns = 0
         self._poller = best_poller()
         self._watched: dict[int, Ready] = {}
         self._heap: list[tuple[int, int, Timer]] = []
-        self._serial = self._earliest = self._fired = 0
+        self._serial = self._earliest = 0
         self._stopped = self._closed = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -96,7 +93,6 @@ class Loop:
         heap, now = self._heap, monotonic_ns()
         if not heap or heap[0][0] > now:
             return
-        self._fired = now
         self._earliest = now + 1  # a timer set by a timer never goes above the one running, so heap[0] stays that one
         while heap and heap[0][0] <= now:
             _, serial, fn = heap[0]
@@ -127,8 +123,7 @@ class Loop:
     def step(self, timeout: float | None = None) -> None:
         """One turn: wait for the first of bytes, a timer and ``timeout`` seconds, then do all that is due."""
         if self._heap:
-            due = max(self._heap[0][0], self._fired + self.quantum_ns)
-            left = max(0.0, (due - monotonic_ns()) * 1e-9)
+            left = max(0.0, (self._heap[0][0] - monotonic_ns()) * 1e-9)
             timeout = left if timeout is None else min(left, timeout)
         watched = self._watched
         for fd, mask in self._poller.wait(timeout):

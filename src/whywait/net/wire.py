@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -84,11 +85,12 @@ class Response:
     """One HTTP response as it arrives: status, headers, the stream's events, and how it ended.
 
     ``events`` holds (kind, tokens) of each stream event since the caller last cleared it, where tokens is None when
-    the service does not say. Everything else is a running summary.
+    the service does not say. Everything else is a running summary. ``tap`` sees every object that has choices.
     """
 
-    def __init__(self, stream: bool) -> None:
+    def __init__(self, stream: bool, tap: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.stream = stream
+        self._tap = tap
         self.status = 0
         self.headers: dict[str, str] = {}
         self.headers_done = False
@@ -225,6 +227,8 @@ class Response:
             kind = TOOL
         else:
             kind = ROLE
+        if self._tap is not None:
+            self._tap(obj)
         self.events.append((kind, self._tokens(kind, choice, usage, timings)))
 
     def _tokens(self, kind: int, choice: dict[str, Any], usage: Any, timings: Any) -> int | None:
