@@ -58,7 +58,7 @@ class Driver:
     body: Callable[[int, Schedule], bytes]
     stream: bool = True
     timeout_s: float = 300.0
-    watch: Callable[[Progress], None] = lambda _p: None
+    watch: Callable[[Progress], None] = lambda _p: None  # may write a line; it runs between two turns of the loop
     stop: Callable[[Progress], str] = lambda _p: ""
     cpu_ns: dict[int, int] = field(default_factory=dict)
 

@@ -53,8 +53,7 @@ class Stream:
         self.n = 0  # tokens sent
         self.origin = self.due = self.grid = 0
         self.gap, self.jitter = ask.gap_ns, int(ask.plan.jitter_ms * NS_PER_MS)
-        self.left = self.size = 0
-        self.frame = b""
+        self.left, self.size, self.frame = 0, 0, b""
         self.held: list[tuple[bytes, int, int]] = []
         reply.on_gone = self.gone
 
@@ -68,9 +67,10 @@ class Stream:
         if self.gap and (plan.spread or plan.shared_step):
             phase = 0 if plan.shared_step else int(self.serial * GOLDEN % 1 * self.gap)
             origin += (phase - origin) % self.gap
-        self.random = random.Random(self.stub.options.seed * 1_000_003 + self.serial)
-        self.origin = self.grid = origin
-        self.due = origin + int(self.random.random() * self.jitter)
+        self.origin = self.grid = self.due = origin
+        if self.jitter:
+            self.random = random.Random(self.stub.options.seed * 1_000_003 + self.serial)
+            self.due += int(self.random.random() * self.jitter)
         runs = list(plan.layout(ask.tokens))
         if not ask.stream:
             self.due += max(0, sum(count for count, _, _ in runs) - 1) * self.gap
@@ -118,7 +118,8 @@ class Stream:
             self.finish()
             return None
         self.grid += self.gap
-        self.due = max(self.due, self.grid + int(self.random.random() * self.jitter))
+        late = int(self.random.random() * self.jitter) if self.jitter else 0
+        self.due = max(self.due, self.grid + late)
         return self.due
 
     def finish(self) -> None:

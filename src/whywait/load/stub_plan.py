@@ -38,16 +38,15 @@ class Plan:
     fault: str = ""  # name or name:number
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if not isinstance(value, str) and not 0 <= value <= 1e9:  # also refuses not-a-number
-                raise ValueError(f"stub: {f.name} must be between 0 and 1e9, not {value}")
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if kind is not str and not 0 <= value <= 1e9:  # also refuses not-a-number
+                raise ValueError(f"stub: {name} must be between 0 and 1e9, not {value}")
 
     def overridden(self, asked: Mapping[str, Any]) -> Plan:
-        known: dict[str, type] = {f.name: type(f.default) for f in fields(self)}
-        if unknown := set(asked) - set(known):
+        if unknown := set(asked) - set(KINDS):
             raise ValueError(f"stub: unknown field {sorted(unknown)[0]!r}")
-        return replace(self, **{name: known[name](value) for name, value in asked.items()})
+        return replace(self, **{name: KINDS[name](value) for name, value in asked.items()}) if asked else self
 
     def layout(self, tokens: int) -> Iterator[tuple[int, int, bool]]:
         """Runs of like chunks: how many, tokens in each, whether they are reasoning."""
@@ -64,6 +63,9 @@ class Plan:
                 yield whole, step, reasoning
             if rest:
                 yield 1, rest, reasoning
+
+
+KINDS: dict[str, type] = {f.name: type(f.default) for f in fields(Plan)}
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ class Client:
         self.endpoint, self.recorder, self.clock = endpoint, recorder, clock
         self.in_flight = 0
         self.reads = self.coalesced_reads = self.coalesced_late = self.chunks = self.coalesced_chunks = 0
-        self.user_stamps = 0
+        self.user_stamps = self.succeeded = self.failed = self.failed_in_a_row = 0
+        self.last_failure = ""
         self.lag = stamps.LagHistogram()  # kernel stamp → our read
         self.send_lag = stamps.LagHistogram()  # due → sent
         self._poller = stamps.Poller()
@@ -310,6 +311,13 @@ class Client:
     def _close(self, flight: Flight, event: Finished | Failed) -> None:
         self.recorder.event(event)
         self.in_flight -= 1
+        if event.facts["outcome"] == "ok":
+            self.succeeded += 1
+            self.failed_in_a_row = 0
+        else:
+            self.failed += 1
+            self.failed_in_a_row += 1
+            self.last_failure = f"{event.facts['outcome']}: {event.facts['detail']}"
         self._finished.append((flight.call.row, event.t_ns))
 
     def _times(self, conn: Conn, flight: Flight) -> dict[str, Any]:

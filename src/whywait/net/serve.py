@@ -187,7 +187,7 @@ class Conn:
         status = 0
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # an upgrade (not offered here) is one too
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # an upgrade is not on offer
             status = 400
         if self._body_bytes > MAX_BODY_BYTES:
             status = 413
@@ -237,7 +237,7 @@ class Conn:
             self.server.loop.rewatch(self.fd, IN | OUT)
 
     def limit_send(self, size: int) -> None:
-        """Give the socket at most ``size`` bytes per turn of the loop, to show a client the finest split."""
+        """From now on give the socket at most ``size`` bytes per turn of the loop, to show a client a fine split."""
         send = self._sock.send
         self._send = lambda data: send(data[:size])
 

@@ -1,0 +1,193 @@
+"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``.
+
+Only this layer knows both halves: the producers that make a Run and the analysis that reads one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whywait.analyze.summary import summarize
+from whywait.analyze.window import with_windows
+from whywait.core.recorder import discard_spool
+from whywait.core.run import Run, write_json
+from whywait.core.schedule import Lengths, RequestClass, Workload
+from whywait.engines import by_name
+from whywait.errors import WhywaitError
+from whywait.judge.diagnose import headline, judge
+from whywait.judge.evidence import MIXED
+from whywait.judge.verdict import Verdict
+from whywait.lab.cpus import cpu_split
+from whywait.lab.launch import launched, start_command, start_embedded
+from whywait.lab.settings import Settings
+from whywait.lab.state import Engine
+from whywait.load.driver import Progress
+from whywait.session import Load, Options, Say, Session, stderr
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a journey hands back. ``directory`` holds the saved Run, ``summary.json`` and, of diagnose, the report."""
+
+    run: Run
+    summary: dict[str, Any]
+    verdicts: list[Verdict]
+    directory: Path
+    interrupted: bool = False
+
+    @property
+    def headline(self) -> str:
+        return headline(self.verdicts)
+
+
+def measure(
+    options: Options,
+    loads: Sequence[Load],
+    say: Say = stderr,
+    watch: Watch | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    """Measure the given load points one after another: what ``whywait run`` and ``whywait sweep`` do.
+
+    Raises:
+        WhywaitError: before anything was measured. Afterwards what there is comes back, labelled PARTIAL.
+    """
+    with Session(options, say, watch, engine) as s:
+        for load in loads:
+            if not s.point(load):
+                break
+        return _complete(s)
+
+
+def diagnose(
+    options: Options,
+    budget_s: float = 180.0,
+    say: Say = stderr,
+    watch: Watch | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    """Sweep concurrency adaptively inside ``budget_s`` seconds, mix long prompts in once, account and judge.
+
+    A service on another machine gets single streams only unless ``options.load_ok``.
+    """
+    began = time.monotonic()
+    deadline = began + budget_s
+    options = dataclasses.replace(options, single_stream_ok=True)
+    with Session(options, say, watch, engine) as s:
+        only_one = not (s.target.endpoint.loopback or options.load_ok)
+        if only_one:
+            s.doubt("only one stream at a time was sent", "the service is not on this machine", "add --load")
+        _ladder(s, deadline, only_one)
+        return _complete(s)
+
+
+def show(directory: str | Path) -> Result:
+    """Read a saved Run, whole or cut off, and analyse it again."""
+    run = Run.load(directory)
+    return _analysed(run, Path(directory))
+
+
+@contextlib.contextmanager
+def embedded(settings: Settings | None = None, say: Say = stderr) -> Iterator[Engine]:
+    """The embedded engine, for as long as the block runs; pinned apart from this process where there is room."""
+    engine_cpus, client_cpus = cpu_split()
+    settings = settings or Settings()
+    if engine_cpus and not settings.cpus:
+        settings = dataclasses.replace(settings, cpus=engine_cpus)
+    with launched(lambda: start_embedded(settings, say=say)) as engine, _pinned(client_cpus):
+        yield engine
+
+
+@contextlib.contextmanager
+def command(cmdline: str, say: Say = stderr, ready_timeout_s: float = 900.0) -> Iterator[Engine]:
+    """An engine by its command line (``--launch``), for as long as the block runs."""
+    with launched(lambda: start_command(cmdline, ready_timeout_s=ready_timeout_s, say=say)) as engine:
+        yield engine
+
+
+def _ladder(s: Session, deadline: float, only_one: bool) -> None:
+    """Concurrency 1, the slots (or 4), then twice as much each time until throughput stops growing; then the mix."""
+    slots = int(s.slots or 4)
+    steps = (
+        [1]
+        if only_one
+        else [1, *dict.fromkeys(c for c in (slots, 2 * slots, 4 * slots, 8 * slots, 16 * slots) if c > 1)]
+    )
+    best, flat, at_best = 0.0, 0, 1
+    reserve = 0.0 if only_one else 0.22 * (deadline - time.monotonic())
+    for i, c in enumerate(steps):
+        left = deadline - reserve - time.monotonic()
+        took = s.last_e2e_s or 1.0
+        # A point must hold a few generations of requests, and drain; without room for two it says nothing.
+        span = min(max(6.0, 4 * took), left / min(3, len(steps) - i) - took)
+        if i and span < max(2.0, 1.5 * took):
+            s.doubt(f"concurrency {c} and above were not measured", "the time budget ran out", "--budget 10m")
+            break
+        if not s.point(Load("concurrency", c, duration_s=max(span, 2.0))):
+            return
+        rate = s.last_tokens_per_s or 0.0
+        flat = flat + 1 if rate < 1.1 * best else 0
+        if rate > best:
+            best, at_best = rate, c
+        if flat >= (1 if s.slots and c > s.slots else 2) or rate == 0:
+            break
+    width = min(at_best, slots) if s.slots else at_best
+    left = deadline - time.monotonic() - 3
+    if not only_one and width > 1 and left > 3 * (s.last_e2e_s or 1.0):
+        s.point(Load("concurrency", width, duration_s=max(4.0, left * 0.6), label=MIXED, workload=_mixed(s)))
+
+
+def _mixed(s: Session) -> Workload:
+    """The same workload with one request in five bringing a prompt eight times as long, and a short answer."""
+    base = s.options.workload
+    usual = base.classes[0]
+    room = int(s.target.limits.get("ctx_per_slot") or 4096) - 128
+    long = min(int(usual.prompt_tokens.a * 8), room)
+    classes = (
+        dataclasses.replace(usual, name="short", share=0.8),
+        RequestClass("long prompt", 0.2, Lengths("fixed", long), Lengths("fixed", 8)),
+    )
+    return dataclasses.replace(base, classes=classes)
+
+
+def _complete(s: Session) -> Result:
+    run = with_windows(s.finish())
+    result = _analysed(run, s.directory)
+    run.save(s.directory)
+    write_json(s.directory / "summary.json", result.summary)
+    discard_spool(s.directory)
+    return dataclasses.replace(result, interrupted=s.interrupted)
+
+
+def _analysed(run: Run, directory: Path) -> Result:
+    summary = summarize(run)
+    table = by_name(run.manifest.engine.get("name"))
+    verdicts = judge(run, summary, dict(table.flags) if table else {})
+    summary["verdicts"] = [v.as_dict() for v in verdicts]
+    summary["headline"] = headline(verdicts)
+    return Result(run, summary, verdicts, directory)
+
+
+@contextlib.contextmanager
+def _pinned(cpus: tuple[int, ...]) -> Iterator[None]:
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+__all__ = ["Load", "Options", "Result", "WhywaitError", "command", "diagnose", "embedded", "measure", "show"]

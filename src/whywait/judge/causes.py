@@ -1,0 +1,266 @@
+"""The rules: each looks at the evidence for one cause and returns verdicts, or none where the cause has no business.
+
+A rule never guesses: without evidence its verdict is ``undecided`` with the cheapest step that would decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from whywait.judge.evidence import MIXED, Evidence, Seen, ratio
+from whywait.judge.verdict import Verdict
+from whywait.physics.cost import Machine, Model, decode_step_s
+from whywait.units import ms, number, percent
+
+ABSENT, PRESENT = 0.02, 0.10  # share of time below which a wait is ruled out, above which it is named
+
+
+def queue(e: Evidence) -> list[Verdict]:
+    """Waiting for a place: behind the slot (sequence) limit, for KV space, or a load that outruns the service."""
+    out = []
+    known = [p for p in e.plain if p.how.get("queue", "unknown") != "unknown"]
+    quiet = [p for p in known if p.share["queue"] < ABSENT]
+    worst = max(known, key=lambda p: p.share["queue"], default=None)
+    if quiet:
+        names = ", ".join(f"{p.target:g}" for p in quiet)
+        facts = [_waited(p) for p in quiet[:3]]
+        unit = "concurrency" if quiet[0].mode == "concurrency" else "requests/s"
+        claim = f"No queue at {unit} {names}"
+        out.append(Verdict("queue", claim, "fails", quiet[-1].share["queue"], where=quiet[-1].name,
+                           how=quiet[-1].how["queue"], evidence=tuple(facts), point=quiet[-1].number))  # fmt: skip
+    if worst is None or worst.share["queue"] < PRESENT:
+        return out
+    return [*out, _queue_cause(e, worst)]
+
+
+def _queue_cause(e: Evidence, p: Seen) -> Verdict:
+    slots = e.engine.get("slots")
+    evidence, against = [_waited(p)], []
+    waiting, running, kv = p.gauges["waiting"], p.gauges["running"], p.gauges["kv_use"]
+    if waiting:
+        trend = "" if p.waiting_trend is None else f", {p.waiting_trend:+.1f} from the first third to the last"
+        evidence.append(
+            f"the engine's own queue held {waiting[0]:.1f} requests on average (max {waiting[1]:.0f}{trend})"
+        )
+    if running and slots:
+        evidence.append(f"{running[0]:.1f} requests were in work on average, of {slots} places")
+    blocked = p.growth["preemptions_total"] or 0
+    if kv and (kv[1] >= 0.95 or blocked) and (not slots or not running or running[1] < slots):
+        facts = [*evidence, f"KV space was up to {percent(kv[1])} full; {blocked:.0f} preemptions"]
+        lever = f"more KV space: {e.flag('kv_space')}; smaller KV: {e.flag('kv_dtype')}"
+        claim = f"At {p.name} requests wait for KV space"
+        return Verdict("kv space", claim, "holds", p.share["queue"], where=p.name, how=p.how["queue"],
+                       evidence=tuple(facts), lever=lever, point=p.number)  # fmt: skip
+    by_slots = p.causes.get("queue", {}).get("slot limit", 0.0)
+    full = bool(slots and running and running[1] >= slots and running[0] >= 0.8 * slots)
+    against += _more_slots_would(e, p, slots)
+    if p.mode == "rate" and (p.waiting_trend or 0) > 2:
+        claim = f"{p.target:g} requests/s outrun the service: its queue grows"
+        return Verdict("rate beyond capacity", claim, "holds", p.share["queue"], where=p.name, how=p.how["queue"],
+                       evidence=tuple(evidence), lever="less load, or more replicas", point=p.number)  # fmt: skip
+    if slots and (by_slots > 0.5 or full):
+        evidence.append(
+            f"{p.target:g} in flight against {slots} slots" if p.mode == "concurrency" else f"{slots} slots"
+        )
+        claim = f"At {p.name} requests queue behind the engine's limit of {slots} at a time"
+        lever = f"raise the limit: {e.flag('slots') or 'the sequence limit'} (now {slots})"
+        return Verdict("queue behind the slot limit", claim, "holds", p.share["queue"], where=p.name,
+                       how=p.how["queue"], evidence=tuple(evidence), against=tuple(against), lever=lever,
+                       next_step=f"run once more with twice the slots: {e.flag('slots')}", point=p.number)  # fmt: skip
+    claim = f"At {p.name} requests queue inside the engine; which limit holds them is not visible"
+    step = f"start the engine by --launch, or look up its limit ({e.flag('slots') or 'sequences at once'})"
+    return Verdict("queue", claim, "undecided", p.share["queue"], where=p.name, how=p.how["queue"],
+                   evidence=tuple(evidence), against=tuple(against), next_step=step, point=p.number)  # fmt: skip
+
+
+def _more_slots_would(e: Evidence, p: Seen, slots: int | None) -> list[str]:
+    """What the batch's own scaling says a higher limit would buy."""
+    single = e.single()
+    gain = ratio(p.tokens_per_s, single.tokens_per_s) if single else None
+    if gain is None or not slots or slots < 2 or gain > 0.6 * slots:
+        return []
+    return [f"{slots} at a time make only {gain:.1f}× the tokens/s of one: more places would turn much of this queue "
+            "into slower decode rather than remove it"]  # fmt: skip
+
+
+def _waited(p: Seen) -> str:
+    return (f"at {p.name} {percent(p.share['queue'])} of the requests' time is queue "
+            f"({ms(p.mean_ms['queue'])} of {ms(sum(p.mean_ms.values()))}, {p.how.get('queue')})")  # fmt: skip
+
+
+def neighbours_prefill(e: Evidence) -> list[Verdict]:
+    """Decode that stands still while a neighbour's prompt is computed."""
+    known = [p for p in e.points if p.ok and p.how.get("stall", "unknown") != "unknown"]
+    mixed = [p for p in e.points if p.ok and p.label == MIXED]
+    if not known:
+        return [_mixed_gaps(e, mixed[0])] if mixed else []
+    worst = max(known, key=lambda p: p.share["stall"])
+    decoding = worst.share["stall"] + worst.share["decode"]
+    part = worst.share["stall"] / decoding if decoding else 0.0
+    if worst.share["stall"] < 0.05:
+        if not mixed:
+            return []
+        claim = "Long prompts beside short ones do not hold up decode"
+        return [Verdict("neighbour's prefill", claim, "fails", worst.share["stall"], where=worst.name,
+                        evidence=(f"stalls are {percent(worst.share['stall'])} of the requests' time",),
+                        point=worst.number)]  # fmt: skip
+    alike = next((p for p in e.plain if p.target == worst.target and p.number != worst.number), None)
+    evidence = [f"at {worst.name} decode stands still {percent(part)} of its time, in gaps that fall inside another "
+                f"request's prefill ({ms(worst.mean_ms['stall'])} per request)"]  # fmt: skip
+    if alike is not None and alike.p("chunk_gap_ms", "p99") is not None:
+        evidence.append(f"p99 gap between chunks {ms(worst.p('chunk_gap_ms', 'p99'))}, against "
+                        f"{ms(alike.p('chunk_gap_ms', 'p99'))} at the same concurrency without them")  # fmt: skip
+    lever = f"smaller prefill pieces: {e.flag('prefill_chunk') or 'chunked prefill'}; costs the long prompts some TTFT"
+    claim = f"At {worst.name} a neighbour's prefill stops decode"
+    return [Verdict("neighbour's prefill", claim, "holds", worst.share["stall"], where=worst.name,
+                    how=worst.how["stall"], evidence=tuple(evidence), lever=lever, point=worst.number,
+                    next_step="repeat with a smaller prefill piece and compare the p99 gap")]  # fmt: skip
+
+
+def _mixed_gaps(e: Evidence, mixed: Seen) -> Verdict:
+    """The engine does not say when it prefills: the gaps with and without long prompts are all there is."""
+    alike = next((p for p in e.plain if p.target == mixed.target), None)
+    here = mixed.p("chunk_gap_ms", "p99")
+    there = alike.p("chunk_gap_ms", "p99") if alike else None
+    grown = ratio(here, there)
+    facts = () if grown is None else (f"p99 gap {ms(here)} with long prompts, {ms(there)} without",)
+    claim = "Whether a neighbour's prefill stops decode is not visible: the engine does not say when it prefills"
+    return Verdict("neighbour's prefill", claim, "undecided", None, where=mixed.name, how="inferred", evidence=facts,
+                   next_step=f"look at the engine's iteration sizes, or lower {e.flag('token_budget')} and compare",
+                   point=mixed.number)  # fmt: skip
+
+
+def decode(e: Evidence) -> list[Verdict]:
+    """What bounds a decode step: weight reads, which a bigger batch shares, or compute, which it does not."""
+    one = e.single()
+    if one is None or one.share["decode"] < PRESENT:
+        return []
+    more = [p for p in e.plain if p.mode == "concurrency" and p.target > 1]
+    slots = e.engine.get("slots") or float("inf")
+    pairs = [(min(p.target, slots), ratio(p.tokens_per_s, one.tokens_per_s)) for p in more]
+    usable = [(width, gain) for width, gain in pairs if gain is not None and width > 1]
+    evidence = [
+        f"at {one.name} decode is {percent(one.share['decode'])} of the requests' time, {ms(one.p('tpot_ms'))} a token"
+    ]
+    model = _modelled(e, one)
+    step = f"measure a second concurrency: --concurrency 1,{min(8, int(min(slots, 8)))}"
+    if not usable:
+        return [Verdict("decode", "Decode takes most of the time; what bounds a step needs a second concurrency",
+                        "undecided", one.share["decode"], where=one.name, how="inferred",
+                        evidence=(*evidence, *model), next_step=step, point=one.number)]  # fmt: skip
+    width, gain = max(usable, key=lambda x: x[0])
+    efficiency = (gain - 1) / (width - 1)
+    evidence.append(f"{width:g} sequences at once make {gain:.2f}× the tokens/s of one "
+                    f"({percent(max(0.0, efficiency))} of a free ride)")  # fmt: skip
+    evidence += model
+    if efficiency >= 0.6:
+        kind, lever = "weight reads", f"bigger batches are nearly free; fewer bytes: {e.flag('weight_dtype')}"
+    elif efficiency <= 0.35:
+        kind, lever = "compute", f"more cores or faster kernels: {e.flag('cpu_threads') or 'a faster device'}"
+    else:
+        claim = f"Decode is bound partly by weight reads, partly by compute (batching gives {percent(efficiency)})"
+        return [Verdict("decode", claim, "undecided", one.share["decode"], where=one.name, how="modelled",
+                        evidence=tuple(evidence), next_step=step, point=one.number)]  # fmt: skip
+    claim = f"Decode is bound by {kind} (modelled, from how batching scales)"
+    return [Verdict(f"decode bound by {kind}", claim, "holds", one.share["decode"], where=one.name, how="modelled",
+                    evidence=tuple(evidence), lever=lever, point=one.number,
+                    next_step="a profiler of the engine would settle it (perf stat: cache misses, IPC)")]  # fmt: skip
+
+
+def _modelled(e: Evidence, one: Seen) -> list[str]:
+    rates, tpot = e.machine.get("engine_rates"), one.p("tpot_ms")
+    size, params = e.engine.get("model_bytes"), e.engine.get("model_params")
+    if not rates or not size or not params or not tpot:
+        return []
+    machine = Machine(rates["read_bytes_per_s"], rates["f32_flops_per_s"], rates["how"])
+    least = decode_step_s(Model(size, params), machine, 1)
+    reads, compute = least["weight reads"] * 1e3, least["compute"] * 1e3
+    return [f"roofline (modelled): weight reads take at least {ms(reads)} and compute {ms(compute)} of the "
+            f"{ms(tpot)} per token ({rates['how']}, threads: {rates['threads']})"]  # fmt: skip
+
+
+def want_of_load(e: Evidence) -> list[Verdict]:
+    """A device that could do more if more were asked of it."""
+    one = e.single()
+    if one is None:
+        return []
+    best = max(e.plain, key=lambda p: p.tokens_per_s or 0.0)
+    gain = ratio(best.tokens_per_s, one.tokens_per_s)
+    idle = one.device.get("idle_no_work", 0.0)
+    facts = [f"at {one.name} the device has no request at all {percent(idle)} of the time (between requests)"]
+    if gain is None or best is one:
+        return [Verdict("want of load", "Whether more load would fill the device is not known", "undecided", idle,
+                        of="device time", where=one.name, how="inferred", evidence=tuple(facts),
+                        next_step="measure a second concurrency", point=one.number)]  # fmt: skip
+    facts.append(
+        f"{best.name} makes {gain:.2f}× its tokens/s ({number(best.tokens_per_s)} against {number(one.tokens_per_s)})"
+    )
+    lost = 1 - 1 / gain if gain > 1 else 0.0
+    if lost < PRESENT:
+        claim = f"One request at a time already fills the device ({gain:.2f}× at most)"
+        return [Verdict("want of load", claim, "fails", max(lost, idle), of="device time", where=one.name,
+                        how="measured", evidence=tuple(facts), point=one.number)]  # fmt: skip
+    claim = f"At {one.name} the device idles for want of load: the batch is {percent(lost)} short of the best seen"
+    return [Verdict("want of load", claim, "holds", lost, of="device throughput", where=one.name, evidence=tuple(facts),
+                    lever=f"send more at once: throughput grows up to {best.name}", point=one.number)]  # fmt: skip
+
+
+def prefill(e: Evidence) -> list[Verdict]:
+    known = [p for p in e.plain if p.how.get("prefill", "unknown") != "unknown"]
+    worst = max(known, key=lambda p: p.share["prefill"], default=None)
+    if worst is None or worst.share["prefill"] < 0.25:
+        return []
+    fact = (f"at {worst.name} prefill is {percent(worst.share['prefill'])} of the requests' time "
+            f"({ms(worst.mean_ms['prefill'])} per request, {worst.how['prefill']})")  # fmt: skip
+    return [Verdict("prefill", f"At {worst.name} prompts take {percent(worst.share['prefill'])} of the time to compute",
+                    "holds", worst.share["prefill"], where=worst.name, how=worst.how["prefill"], evidence=(fact,),
+                    lever=f"reuse equal beginnings: {e.flag('prefix_cache')}", point=worst.number)]  # fmt: skip
+
+
+def kv_space(e: Evidence) -> list[Verdict]:
+    for p in e.plain:
+        preempted, kv = p.growth["preemptions_total"], p.gauges["kv_use"]
+        if preempted:
+            facts = (
+                f"{preempted:.0f} preemptions at {p.name}",
+                f"KV space up to {percent(kv[1] if kv else None)} full",
+            )
+            return [Verdict("kv space", f"At {p.name} the engine runs out of KV space and computes again", "holds",
+                            p.share["queue"] + p.share["stall"], where=p.name, evidence=facts, point=p.number,
+                            lever=f"{e.flag('kv_space')}; {e.flag('kv_dtype')}")]  # fmt: skip
+    return []
+
+
+def outside(e: Evidence) -> list[Verdict]:
+    """Waits that are not the engine's: the network, and the client itself."""
+    out = []
+    for phase, cause, lever in (
+        ("network", "network latency", "measure from nearer, or look for a proxy on the way"),
+        ("client", "the client itself", "give whywait cores of its own, or lower the load"),
+    ):
+        worst = max(e.plain, key=_share_of(phase), default=None)
+        if worst is not None and worst.share[phase] >= PRESENT:
+            fact = f"at {worst.name} {percent(worst.share[phase])} of the requests' time ({ms(worst.mean_ms[phase])})"
+            out.append(Verdict(cause, f"At {worst.name} requests wait for {cause}", "holds", worst.share[phase],
+                               where=worst.name, how=worst.how[phase], evidence=(fact,), lever=lever,
+                               point=worst.number))  # fmt: skip
+    return out
+
+
+def _share_of(phase: str) -> Callable[[Seen], float]:
+    return lambda p: p.share[phase]
+
+
+def unexplained(e: Evidence) -> list[Verdict]:
+    worst = max(e.plain, key=lambda p: p.share["unknown"], default=None)
+    if worst is None or worst.share["unknown"] < 0.15:
+        return []
+    step = f"let the engine publish its metrics ({e.flag('metrics') or 'a /metrics page'})"
+    if e.flag("request_metrics"):
+        step += f", or its stages per request ({e.flag('request_metrics')})"
+    claim = f"At {worst.name} {percent(worst.share['unknown'])} of the requests' time is not explained by anything seen"
+    return [Verdict("unexplained", claim, "undecided", worst.share["unknown"], where=worst.name, how="unknown",
+                    next_step=step, point=worst.number)]  # fmt: skip
+
+
+RULES = (queue, neighbours_prefill, decode, want_of_load, prefill, kv_space, outside, unexplained)

@@ -1,0 +1,36 @@
+"""Ranks causes: every rule looks at the evidence, the verdicts are put in order, one sentence leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from whywait.core.run import Run
+from whywait.judge.causes import RULES
+from whywait.judge.evidence import gather
+from whywait.judge.verdict import Verdict, rank
+
+
+def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> list[Verdict]:
+    """Verdicts of a Run, first the causes that hold (largest share first), then the undecided, then those ruled out.
+
+    ``summary`` is that of the same run; ``flags`` are the engine's own names for its limits (``engines`` table).
+    """
+    evidence = gather(run, summary, flags)
+    if not any(p.ok for p in evidence.points):
+        return [_nothing(run)]
+    return rank([v for rule in RULES for v in rule(evidence)])
+
+
+def headline(verdicts: list[Verdict]) -> str:
+    """The verdict in one sentence."""
+    lead = next((v for v in verdicts if v.state == "holds"), None)
+    if lead is not None:
+        return lead.claim
+    if any(v.state == "undecided" for v in verdicts):
+        return "Undecided: " + verdicts[0].claim[0].lower() + verdicts[0].claim[1:]
+    return "Nothing was found that holds the service back at the load offered"
+
+
+def _nothing(run: Run) -> Verdict:
+    return Verdict("no success", "No request succeeded, so nothing can be said about waiting", "undecided",
+                   next_step=run.manifest.partial_reason or "see the outcomes and the service's log")  # fmt: skip

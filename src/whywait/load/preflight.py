@@ -1,0 +1,212 @@
+"""Before any load: is it there, is it an OpenAI-compatible stream, which model and engine, what can be read beside it.
+
+Everything here is single requests. Each thing that can be wrong ends in one error that says whose fault it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from whywait.core.events import Accepted, Failed, Finished, Sent
+from whywait.core.schedule import Workload
+from whywait.engines import EngineTable, detect
+from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, WhywaitError, WrongModel
+from whywait.load.prompts import Prompter
+from whywait.net.client import Call, Client
+from whywait.net.clock import Clock
+from whywait.net.endpoint import Endpoint, get, raise_for
+from whywait.net.wire import chat_body, completion_body
+from whywait.units import NS_PER_S
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service that was found to answer. ``limits``: slots, ctx_per_slot, … where it says; absent means unknown."""
+
+    endpoint: Endpoint
+    model: str
+    models: tuple[str, ...] = ()
+    engine: EngineTable | None = None
+    metrics_url: str | None = None
+    slots_url: str | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[dict[str, str], ...] = ()
+
+    def options(self, workload: Workload, stream: bool) -> dict[str, Any]:
+        """Body fields of every request under this workload."""
+        out: dict[str, Any] = {"stream": stream, "temperature": workload.temperature}
+        if stream:
+            out["stream_options"] = {"include_usage": True}
+        if self.engine is not None:
+            out.update(self.engine.extra_body)
+            if workload.ignore_eos and self.engine.ignore_eos:
+                out["ignore_eos"] = True
+        return out
+
+    def body(self, prompt: str, max_tokens: int, options: dict[str, Any]) -> bytes:
+        make = chat_body if self.endpoint.dialect == "chat" else completion_body
+        return make(self.model, prompt, max_tokens, options)
+
+
+def find(endpoint: Endpoint, model: str | None) -> Target:
+    """Ask the service what it is; passive pages only.
+
+    Raises:
+        Unreachable, Unauthorized, NotAnEndpoint, WrongModel: see ``whywait.errors``.
+    """
+    status, headers, body = get(endpoint, f"{endpoint.base}/models", timeout_s=10)
+    raise_for_auth(status, endpoint)
+    models, listing = _models(body) if status == 200 else ((), None)
+    if status == 200 and listing is None and b"<html" in body[:2000].lower():
+        raise NotAnEndpoint(
+            f"{endpoint.url} answers a web page, not an API", "give the API's base URL, such as http://host:8000"
+        )
+    metrics = _page(endpoint, "/metrics")
+    text = metrics.decode("utf-8", "replace") if metrics else None
+    engine = detect(text, headers, listing)
+    target = Target(endpoint, _choose(model, models, engine, endpoint), models, engine)
+    root = f"{endpoint.scheme}://{endpoint.netloc}{endpoint.root}"
+    if text and engine is not None:
+        target = dataclasses.replace(target, metrics_url=root + engine.metrics_path)
+    else:
+        why = "no /metrics page" if not text else "its /metrics page is of no engine whywait knows"
+        what = engine.flags.get("metrics", "") if engine else ""
+        target = _note(target, "engine metrics are not readable", why, f"start it with {what}" if what else "")
+    return _limits(target, root)
+
+
+def raise_for_auth(status: int, endpoint: Endpoint) -> None:
+    if status in (401, 403):
+        raise_for(status, endpoint.netloc)
+
+
+def first_request(target: Target, workload: Workload, stream: bool, tokens: int = 8) -> dict[str, Any]:
+    """One short request, to see that tokens come; its facts as in the requests table.
+
+    Raises:
+        Unauthorized, WrongModel, NotAnEndpoint, ServiceError: it did not work, by whose fault.
+    """
+    options = target.options(workload, stream)
+    facts = ask_once(target, target.body("Say something about rivers.", tokens, options), stream, workload.timeout_s)
+    outcome, status = facts["outcome"], facts.get("status")
+    where = target.endpoint.netloc
+    if outcome == "ok":
+        count = facts.get("output_tokens")
+        if not facts.get("content_chunks") and not count:
+            raise NotAnEndpoint(
+                f"{where} answers, but no tokens come", "does the model produce text for a plain prompt?"
+            )
+        return facts
+    detail = facts.get("detail") or outcome
+    if outcome == "refused":
+        raise Unreachable(f"{where} refuses connections ({detail})", "is the service running on that port?")
+    if status in (401, 403):
+        raise Unauthorized(f"{where} answers {status}", "set WHYWAIT_API_KEY or give --api-key-file")
+    if status == 404:
+        known = f"it serves {', '.join(target.models[:5])}" if target.models else "check the URL's path and --model"
+        raise WrongModel(
+            f"{where} knows neither {target.endpoint.path} nor the model {target.model!r} ({detail})", known
+        )
+    if outcome == "protocol":
+        raise NotAnEndpoint(f"{where} sends {detail}", "is this an OpenAI-compatible endpoint? try --no-stream")
+    if outcome == "truncated":
+        raise NotAnEndpoint(f"{where}: the stream {detail}", "a proxy may cut it; --no-stream avoids streaming")
+    raise ServiceError(f"{where}: the first request failed: {outcome} ({detail})", "see the service's log")
+
+
+def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
+    """Learn from two one-token requests how many tokens the service counts per word, so that lengths come out right."""
+    seen = []
+    for words in (40, 160):
+        options = target.options(workload, stream=False)
+        body = target.body(prompter.words(10_000_019 + words, words), 1, options)
+        count = ask_once(target, body, False, workload.timeout_s).get("prompt_tokens")
+        if count:
+            seen.append((words, count))
+    if len(seen) < 2:
+        doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
+                 "next": "compare with the service's own logs"}  # fmt: skip
+        return prompter, [doubt]
+    return Prompter.fit(prompter, seen), []
+
+
+class _Collect:
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+
+    def event(self, e: Sent | Accepted | Finished | Failed) -> None:
+        if isinstance(e, Sent):
+            self.facts["sent_ns"] = e.t_ns
+        elif isinstance(e, Accepted):
+            self.facts["accepted_ns"] = e.t_ns
+        else:
+            self.facts.update(e.facts, end_ns=e.t_ns)
+
+    def chunk(self, id_: int, t_ns: int, t_low_ns: int, meta: int) -> None:
+        pass
+
+
+def ask_once(target: Target, body: bytes, stream: bool, timeout_s: float) -> dict[str, Any]:
+    """One request by the measuring client; its facts, whatever the outcome."""
+    clock, sink = Clock(), _Collect()
+    client = Client(target.endpoint, sink, clock)
+    try:
+        client.send(Call(0, 0, clock.now(), body, stream, round(timeout_s * NS_PER_S)))
+        while client.in_flight:
+            client.poll(100_000_000)
+    finally:
+        client.close()
+    return sink.facts
+
+
+def _models(body: bytes) -> tuple[tuple[str, ...], Any]:
+    try:
+        listing = orjson.loads(body)
+        data = listing["data"]
+        return tuple(str(m["id"]) for m in data if isinstance(m, dict) and "id" in m), listing
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return (), None
+
+
+def _choose(model: str | None, models: tuple[str, ...], engine: EngineTable | None, endpoint: Endpoint) -> str:
+    if model is None:
+        if not models:
+            raise WrongModel(f"{endpoint.netloc} does not list its models", "name one with --model")
+        return models[0]
+    if models and model not in models:
+        # llama.cpp answers any name with the one model it has; measuring under a wrong name would mislead.
+        served = ", ".join(models[:5]) + (", …" if len(models) > 5 else "")
+        raise WrongModel(f"{endpoint.netloc} does not serve the model {model!r}", f"it serves {served}")
+    return model
+
+
+def _page(endpoint: Endpoint, path: str) -> bytes | None:
+    try:
+        status, _, body = get(endpoint, endpoint.root + path)
+    except WhywaitError:
+        return None
+    return body if status == 200 else None
+
+
+def _limits(target: Target, root: str) -> Target:
+    """What the engine says of its own limits. llama.cpp: slots and context, from /props."""
+    limits: dict[str, Any] = {}
+    if target.engine is not None and target.engine.slots_path:
+        page = _page(target.endpoint, "/props")
+        try:
+            props = orjson.loads(page or b"{}")
+            limits["slots"] = int(props["total_slots"])
+            limits["ctx_per_slot"] = int(props["default_generation_settings"]["n_ctx"])
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            pass
+        if _page(target.endpoint, target.engine.slots_path):
+            target = dataclasses.replace(target, slots_url=root + target.engine.slots_path)
+    return dataclasses.replace(target, limits=limits)
+
+
+def _note(target: Target, what: str, why: str, next_: str) -> Target:
+    return dataclasses.replace(target, notes=(*target.notes, {"what": what, "why": why, "next": next_}))

@@ -1,0 +1,322 @@
+"""One measuring session: the service is found, the client knows its floor, a sampler watches, points are driven.
+
+Part of the application layer (with ``app.py``): it joins producers, and only ``app`` adds the analysis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from whywait.core.recorder import Recorder
+from whywait.core.run import Manifest, Run
+from whywait.core.schedule import Schedule, Workload
+from whywait.errors import InternalError, UsageError
+from whywait.lab.state import Engine
+from whywait.load import preflight
+from whywait.load.driver import Driver, Point, Progress
+from whywait.load.floor import floor_line, measure_floor
+from whywait.load.prompts import Prompter
+from whywait.load.recipe import closed_schedule, open_schedule
+from whywait.net.client import Client
+from whywait.net.clock import Clock
+from whywait.net.endpoint import Endpoint, parse_url, read_key
+from whywait.probe import host
+from whywait.probe.sampler import Config, SamplerProcess
+from whywait.units import NS_PER_S
+
+Say = Callable[[str], None]
+MAX_FAILED_IN_A_ROW = 50
+ERROR_SHARE_STOP = 0.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a journey needs to know; every field is a flag of the command line."""
+
+    url: str = ""
+    model: str | None = None
+    dialect: str = "chat"
+    api_key_file: str | None = None
+    workload: Workload = field(default_factory=Workload)
+    stream: bool = True
+    load_ok: bool = False
+    out: str | None = None
+    slo: dict[str, float] = field(default_factory=dict)
+    seed: int = 1
+    floor: bool = True
+    metrics_hz: float = 4.0
+    max_requests: int | None = None  # the ceiling printed before load, when known
+    single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load point: ``target`` requests in flight (``concurrency``) or per second (``rate``).
+
+    ``requests`` or ``duration_s`` bounds it; with neither, 10 requests per place in flight, or 30 s of a rate.
+    """
+
+    mode: str
+    target: float
+    requests: int | None = None
+    duration_s: float | None = None
+    label: str | None = None
+    workload: Workload | None = None
+
+
+class Session:
+    """``with Session(options, say) as s: s.point(...); run = s.finish()``. Leaves a loadable folder however it ends."""
+
+    def __init__(
+        self, options: Options, say: Say, watch: Callable[[Progress], None] | None = None, engine: Engine | None = None
+    ) -> None:
+        self.options, self._say, self.engine = options, say, engine
+        self._watch = watch or (lambda _p: None)
+        self.target: preflight.Target
+        self.directory: Path
+        self.reason = ""
+        self.last_e2e_s: float | None = None
+        self.last_tokens_per_s: float | None = None
+        self._next_id = 0
+        self._number = 0
+        self._signal = 0
+        self._doubts: list[dict[str, str]] = []
+        self._old_handlers: dict[int, Any] = {}
+        self._sampler: SamplerProcess | None = None
+
+    def __enter__(self) -> Session:
+        o = self.options
+        key = read_key(o.api_key_file)
+        endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s)
+        _may_load(endpoint, o)
+        self.target = preflight.find(endpoint, o.model)
+        first = preflight.first_request(self.target, o.workload, o.stream)
+        salt = secrets.token_hex(4)
+        prompter = Prompter(o.workload.seed, o.workload.cache, salt)
+        self.prompter, doubts = preflight.calibrate(self.target, o.workload, prompter)
+        self._doubts += [*doubts, *self.target.notes]
+        if "output_tokens" in first and first["output_tokens"] is None:
+            next_ = "chunks are counted instead; TPOT becomes an interval"
+            self.doubt("token counts are unknown", "the service sends no usage", next_)
+        self._floor = self._measure_floor()
+        self._rates = self._engine_rates()
+        self.directory = _new_directory(o.out)
+        self.clock = Clock()
+        self.recorder = Recorder(self.directory, self._manifest())
+        self._start_sampler(endpoint)
+        self.client = Client(endpoint, self.recorder, self.clock)
+        body = self._body
+        self.driver = Driver(
+            self.client, self.recorder, self.clock, body, o.stream, o.workload.timeout_s, self._watch, self._stop
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        if self._sampler is not None:
+            self._sampler.stop()
+        self.client.close()
+
+    @property
+    def interrupted(self) -> bool:
+        return bool(self._signal)
+
+    def point(self, load: Load) -> bool:
+        """Drive one load point; False when the session was cut short and no further point should follow."""
+        mode, target, requests, duration_s = load.mode, load.target, load.requests, load.duration_s
+        workload = load.workload or self.options.workload
+        if mode == "concurrency":
+            if requests is None and duration_s is None:
+                requests = max(10, round(target) * 10)
+            n = requests if requests is not None else _enough(duration_s or 0, target)
+            schedule = closed_schedule(workload, n, self._next_id, self._number)
+        else:
+            if requests is None:
+                duration_s = duration_s or 30.0
+            n = requests if requests is not None else max(1, round(target * (duration_s or 30)))
+            schedule = open_schedule(workload, target, n, self._next_id, self._number)
+        self._workload = workload
+        point = Point(self._number, mode, target, schedule, duration_s, load.label)
+        reason = self.driver.run(point)
+        self._next_id += n
+        self._number += 1
+        self.reason = self.reason or reason
+        self._last()
+        return not self.reason
+
+    @property
+    def slots(self) -> int | None:
+        """How many requests the engine works on at once, where that is known."""
+        own = (self.engine.slots or self.engine.max_num_seqs) if self.engine is not None else None
+        return own or self.target.limits.get("slots")
+
+    def doubt(self, what: str, why: str, next_: str) -> None:
+        self._doubts.append({"what": what, "why": why, "next": next_})
+
+    def _last(self) -> None:
+        """Rough figures of the point just driven, for deciding what to measure next."""
+        run = self.recorder.peek().point(self._number - 1)
+        ok = run.requests.where(run.requests["outcome"] == 0)
+        took = ok["end_ns"] - ok["sent_ns"]
+        self.last_e2e_s = float(np.median(took)) / NS_PER_S if len(ok) else None
+        content = int((run.chunks["kind"] > 0).sum())
+        wall = float(run.points["end_ns"][0] - run.points["start_ns"][0]) / NS_PER_S
+        tokens = float(np.nansum(ok["output_tokens"])) or float(content)
+        self.last_tokens_per_s = tokens / wall if wall > 0 else None
+
+    def finish(self) -> Run:
+        """Stop sampling and make the Run (in memory; the spool stays until it is saved)."""
+        rows: list[dict[str, Any]] = []
+        if self._sampler is not None:
+            self._sampler.stop()
+            rows = self._sampler.rows
+            if self._sampler.complaint:
+                said = self._sampler.complaint.splitlines()[-1]
+                self.doubt("the metrics sampler had trouble", said, "see whether the service's metrics answer")
+        manifest = dataclasses.replace(
+            self._manifest(), partial=bool(self.reason), partial_reason=self.reason, clock=[self.clock.facts()]
+        )
+        return self.recorder.finish(manifest, rows)
+
+    # inside
+
+    def _body(self, row: int, schedule: Schedule) -> bytes:
+        prompt = self.prompter.text(int(schedule.id[row]), int(schedule.prompt_tokens[row]))
+        options = self.target.options(self._workload, self.options.stream)
+        return self.target.body(prompt, int(schedule.output_tokens[row]), options)
+
+    def _stop(self, progress: Progress) -> str:
+        if self._signal:
+            return "interrupted"
+        if self.client.failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+            return f"{self.client.failed_in_a_row} requests failed in a row ({self.client.last_failure})"
+        if not self.target.endpoint.loopback and progress.ended >= 40:
+            failed = self.client.failed / max(1, self.client.failed + self.client.succeeded)
+            if failed > ERROR_SHARE_STOP:
+                return f"{failed:.0%} of the requests failed (limit {ERROR_SHARE_STOP:.0%} on a service not our own)"
+        return ""
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal:  # the second time: leave at once
+            raise KeyboardInterrupt
+        self._signal = number
+
+    def _measure_floor(self) -> dict[str, Any]:
+        if not self.options.floor:
+            return {}
+        try:
+            floor = measure_floor(16, seconds=1.0)
+        except (InternalError, OSError) as exc:
+            self.doubt("the client's own floor was not measured", str(exc), "")
+            return {}
+        self._say(floor_line(floor))
+        return floor
+
+    def _engine_rates(self) -> dict[str, Any] | None:
+        """What the embedded engine's own CPUs can read and compute, while it is still idle: for the roofline."""
+        e, size = self.engine, self.target.limits.get("model_bytes")
+        if e is None or e.kind != "embedded" or not size:
+            return None
+        return bench.measure(e.threads or 1, size, e.cpus)
+
+    def _start_sampler(self, endpoint: Endpoint) -> None:
+        t = self.target
+        pids = {"client": (os.getpid(),)}
+        if self.engine is not None:
+            pids["engine"] = (self.engine.pid,)
+        key_env = next((k for k in ("WHYWAIT_API_KEY", "OPENAI_API_KEY") if os.environ.get(k)), None)
+        config = Config(
+            zero_unix_ns=self.clock.zero_unix_ns,
+            spool=str(self.directory / "spool" / "readings.jsonl"),
+            hz=self.options.metrics_hz,
+            metrics_urls=(t.metrics_url,) if t.metrics_url else (),
+            slots_url=t.slots_url,
+            engine=t.engine.name if t.engine else None,
+            kv_unified=False if self.engine is not None and self.engine.kind == "embedded" else None,
+            pids=pids,
+            host=endpoint.loopback,
+            gpu=endpoint.loopback,
+            api_key_env=key_env if endpoint.api_key else None,
+        )
+        try:
+            self._sampler = SamplerProcess(config)
+            self._sampler.start()
+        except (InternalError, OSError) as exc:
+            self._sampler = None
+            self.doubt("nothing was sampled beside the load", str(exc), "")
+
+    def _manifest(self) -> Manifest:
+        o, t = self.options, self.target
+        engine: dict[str, Any] = {"name": t.engine.name if t.engine else None, "model": t.model, **t.limits}
+        if self.engine is not None:
+            e = self.engine
+            engine.update(kind=e.kind, threads=e.threads, cpus=list(e.cpus), kv_tokens=e.kv_tokens)
+            if e.slots or e.max_num_seqs:
+                engine["slots"] = e.slots or e.max_num_seqs
+        client = {
+            "floor": self._floor,
+            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        }
+        if hasattr(self, "client"):
+            client.update(self.client.facts(), cpu_ns_by_point={str(k): v for k, v in self.driver.cpu_ns.items()})
+        local = t.endpoint.loopback
+        return Manifest(
+            zero_unix_ns=self.clock.zero_unix_ns,
+            command=list(o.command),
+            seed=o.seed,
+            endpoint={"url": t.endpoint.url, "dialect": t.endpoint.dialect, "stream": o.stream, "loopback": local},
+            engine=engine,
+            machine={"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates},
+            workload=o.workload.as_dict(),
+            client=client,
+            slo=o.slo,
+            doubts=self._doubts,
+        )
+
+
+def _may_load(endpoint: Endpoint, o: Options) -> None:
+    if endpoint.loopback or o.load_ok or o.single_stream_ok:
+        return
+    ceiling = f"up to {o.max_requests} requests" if o.max_requests else "load"
+    raise UsageError(
+        f"{endpoint.netloc} is not this machine, and this would send it {ceiling}",
+        "add --load if you may load that service",
+    )
+
+
+def _new_directory(out: str | None) -> Path:
+    if out:
+        return Path(out)
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("whywait-runs")
+    for tail in ("", *(f"-{i}" for i in range(2, 100))):
+        if not (base / f"{stamp}{tail}").exists():
+            return base / f"{stamp}{tail}"
+    raise UsageError(f"too many runs in {base} at this second", "give --out")
+
+
+def _enough(duration_s: float, concurrency: float) -> int:
+    """Rows for a closed loop bounded by time: more than it can use at 5 ms a request, but not without end."""
+    return min(200_000, max(1000, round(duration_s * concurrency * 200)))
+
+
+def stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
