@@ -108,27 +108,36 @@ def embedded(settings: Settings | None = None, say: Say = stderr) -> Iterator[En
 
 
 @contextlib.contextmanager
-def command(cmdline: str, say: Say = stderr, ready_timeout_s: float = 900.0) -> Iterator[Engine]:
-    """An engine by its command line (``--launch``), for as long as the block runs."""
-    with launched(lambda: start_command(cmdline, ready_timeout_s=ready_timeout_s, say=say)) as engine:
+def command(
+    cmdline: str, url: str | None = None, say: Say = stderr, ready_timeout_s: float = 900.0
+) -> Iterator[Engine]:
+    """An engine by its command line (``--launch``) while the block runs; ``url`` where the command does not tell."""
+    with launched(lambda: start_command(cmdline, ready_timeout_s=ready_timeout_s, url=url, say=say)) as engine:
         yield engine
 
 
+def write_report(result: Result, path: Path) -> None:
+    """The self-contained HTML report of a result."""
+    from whywait.report.html import render
+
+    path.write_text(render(result.run, result.summary), encoding="utf-8")
+
+
 def _ladder(s: Session, deadline: float, only_one: bool) -> None:
-    """Concurrency 1, the slots (or 4), then twice as much each time until throughput stops growing; then the mix."""
+    """Concurrency 1, the slots (or 4), then twice as much each time until throughput stops growing; then the mix.
+
+    Time is dealt out as it is left: each point gets an even share of what remains for those still expected, so that
+    a slow service is measured at few points well rather than at many badly.
+    """
     slots = int(s.slots or 4)
-    steps = (
-        [1]
-        if only_one
-        else [1, *dict.fromkeys(c for c in (slots, 2 * slots, 4 * slots, 8 * slots, 16 * slots) if c > 1)]
-    )
+    steps = [1] if only_one else [1, *(slots << k for k in range(6) if slots << k > 1)]
     best, flat, at_best = 0.0, 0, 1
-    reserve = 0.0 if only_one else 0.22 * (deadline - time.monotonic())
     for i, c in enumerate(steps):
-        left = deadline - reserve - time.monotonic()
-        took = s.last_e2e_s or 1.0
-        # A point must hold a few generations of requests, and drain; without room for two it says nothing.
-        span = min(max(6.0, 4 * took), left / min(3, len(steps) - i) - took)
+        expected = 1 if only_one else max(2, 5 - i)  # points still to come, the mixed one among them
+        took = s.last_e2e_s or 0.0
+        share = (deadline - time.monotonic()) / expected
+        # The last requests drain after the span; a fast service needs no more than a few hundred of them.
+        span = min(share - took, max(8.0, 100 * took) if i else 20.0)
         if i and span < max(2.0, 1.5 * took):
             s.doubt(f"concurrency {c} and above were not measured", "the time budget ran out", "--budget 10m")
             break
@@ -140,10 +149,10 @@ def _ladder(s: Session, deadline: float, only_one: bool) -> None:
             best, at_best = rate, c
         if flat >= (1 if s.slots and c > s.slots else 2) or rate == 0:
             break
-    width = min(at_best, slots) if s.slots else at_best
-    left = deadline - time.monotonic() - 3
-    if not only_one and width > 1 and left > 3 * (s.last_e2e_s or 1.0):
-        s.point(Load("concurrency", width, duration_s=max(4.0, left * 0.6), label=MIXED, workload=_mixed(s)))
+    width = min(max(at_best, 2), slots) if s.slots else max(at_best, 2)
+    left = deadline - time.monotonic() - 3 * (s.last_e2e_s or 1.0)
+    if not only_one and left > 3.0:
+        s.point(Load("concurrency", width, duration_s=left, label=MIXED, workload=_mixed(s)))
 
 
 def _mixed(s: Session) -> Workload:

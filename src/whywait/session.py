@@ -32,7 +32,7 @@ from whywait.load.recipe import closed_schedule, open_schedule
 from whywait.net.client import Client
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
-from whywait.probe import host
+from whywait.probe import bench, host
 from whywait.probe.sampler import Config, SamplerProcess
 from whywait.units import NS_PER_S
 
@@ -200,7 +200,8 @@ class Session:
 
     def _body(self, row: int, schedule: Schedule) -> bytes:
         prompt = self.prompter.text(int(schedule.id[row]), int(schedule.prompt_tokens[row]))
-        options = self.target.options(self._workload, self.options.stream)
+        unique = f"{self.prompter.salt}-{schedule.id[row]}"
+        options = self.target.options(self._workload, self.options.stream, unique)
         return self.target.body(prompt, int(schedule.output_tokens[row]), options)
 
     def _stop(self, progress: Progress) -> str:

@@ -111,6 +111,11 @@ class Recorder:
         self._bin.close()
         return _assemble(self.directory, manifest, extra_readings)
 
+    def peek(self) -> Run:
+        """The Run so far; recording goes on."""
+        self.flush()
+        return _assemble(self.directory, self.manifest, ())
+
     def _write(self, what: str, value: Any) -> None:
         self._lines.append(orjson.dumps([what, value]) + b"\n")
 

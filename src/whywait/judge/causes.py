@@ -76,7 +76,8 @@ def _queue_cause(e: Evidence, p: Seen) -> Verdict:
 def _more_slots_would(e: Evidence, p: Seen, slots: int | None) -> list[str]:
     """What the batch's own scaling says a higher limit would buy."""
     single = e.single()
-    gain = ratio(p.tokens_per_s, single.tokens_per_s) if single else None
+    full = [q.tokens_per_s for q in e.plain if q.tokens_per_s and q.mode == p.mode and slots and q.target >= slots]
+    gain = ratio(max(full, default=None), single.tokens_per_s) if single else None
     if gain is None or not slots or slots < 2 or gain > 0.6 * slots:
         return []
     return [f"{slots} at a time make only {gain:.1f}× the tokens/s of one: more places would turn much of this queue "
@@ -111,7 +112,7 @@ def neighbours_prefill(e: Evidence) -> list[Verdict]:
         evidence.append(f"p99 gap between chunks {ms(worst.p('chunk_gap_ms', 'p99'))}, against "
                         f"{ms(alike.p('chunk_gap_ms', 'p99'))} at the same concurrency without them")  # fmt: skip
     lever = f"smaller prefill pieces: {e.flag('prefill_chunk') or 'chunked prefill'}; costs the long prompts some TTFT"
-    claim = f"At {worst.name} a neighbour's prefill stops decode"
+    claim = f"At {worst.name}, decode stands still for a neighbour's prefill"
     return [Verdict("neighbour's prefill", claim, "holds", worst.share["stall"], where=worst.name,
                     how=worst.how["stall"], evidence=tuple(evidence), lever=lever, point=worst.number,
                     next_step="repeat with a smaller prefill piece and compare the p99 gap")]  # fmt: skip

@@ -22,7 +22,14 @@ def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None
 
 
 def headline(verdicts: list[Verdict]) -> str:
-    """The verdict in one sentence."""
+    """The verdict in one sentence: the strongest cause of each load point that has one, at most three."""
+    leads: dict[int | None, Verdict] = {}
+    for v in verdicts:
+        if v.state == "holds" and v.of == "request time":
+            leads.setdefault(v.point, v)
+    claims = [v.claim for v in sorted(list(leads.values())[:3], key=lambda v: -1 if v.point is None else v.point)]
+    if claims:
+        return ". ".join(claims)
     lead = next((v for v in verdicts if v.state == "holds"), None)
     if lead is not None:
         return lead.claim

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze.counters import delta, gauge
 from whywait.analyze.occupancy import device_account
 from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
-from whywait.analyze.window import gauge, increase
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 
@@ -40,7 +40,7 @@ class Seen:
     @property
     def name(self) -> str:
         what = f"concurrency {self.target:g}" if self.mode == "concurrency" else f"{self.target:g} requests/s"
-        return f"{what}, {self.label}" if self.label else what
+        return f"{what} with {self.label}" if self.label else what
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -107,22 +107,27 @@ def _seen(run: Run, acc: RequestAccount, row: dict[str, Any], summary: dict[str,
         causes=acc.causes.get(number, {}),
         device={k: v / device.total_ns if device.total_ns else 0.0 for k, v in device.ns.items()},
         summary=summary,
-        gauges={g: gauge(run, g, span) for g in ("running", "waiting", "kv_use", "slots_busy", "slot_kv_use_max")},
+        gauges={g: _gauge(run, g, span) for g in ("running", "waiting", "kv_use", "slots_busy", "slot_kv_use_max")},
         growth={c: _grown(run, c, span) for c in ("preemptions_total", "draft_tokens_total", "accepted_tokens_total")},
         waiting_trend=_trend(run, span),
     )
 
 
 def _grown(run: Run, name: str, span: tuple[int, int]) -> float | None:
-    found = increase(run, name, span)
+    found = delta(run.readings, name, span)
     return None if found is None else float(found.value)
+
+
+def _gauge(run: Run, name: str, span: tuple[int, int]) -> tuple[float, float] | None:
+    found = gauge(run.readings, name, span, combine="mean" if name.startswith("kv") else "sum")
+    return None if found is None else (float(found.mean), float(found.high))
 
 
 def _trend(run: Run, span: tuple[int, int]) -> float | None:
     """How much longer the queue was in the last third of the point than in the first (requests); None if not read."""
     third = (span[1] - span[0]) // 3
-    first = gauge(run, "waiting", (span[0], span[0] + third))
-    last = gauge(run, "waiting", (span[1] - third, span[1]))
+    first = _gauge(run, "waiting", (span[0], span[0] + third))
+    last = _gauge(run, "waiting", (span[1] - third, span[1]))
     return None if first is None or last is None else float(last[0] - first[0])
 
 

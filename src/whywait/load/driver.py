@@ -81,13 +81,14 @@ class Driver:
                "label": point.label}  # fmt: skip
         self.recorder.begin_point(row, _planned(point, start))
         progress = Progress(point)
+        bodies = _Bodies(self.body, schedule, int(point.target) if closed else 8)
         while (left := start - self.clock.now()) > 0:
             self.client.poll(left)
         gc.freeze()
         gc.disable()  # a collection over a long run's objects stops the loop for tens of ms
         cpu = time.process_time_ns()
         try:
-            reason = self._loop(pacer, point, progress)
+            reason = self._loop(pacer, point, progress, bodies)
         finally:
             gc.enable()
             gc.unfreeze()
@@ -95,7 +96,7 @@ class Driver:
         self.cpu_ns[point.number] = time.process_time_ns() - cpu
         return reason
 
-    def _loop(self, pacer: Pacer, point: Point, progress: Progress) -> str:
+    def _loop(self, pacer: Pacer, point: Point, progress: Progress, bodies: _Bodies) -> str:
         client, clock, schedule = self.client, self.clock, point.schedule
         began = clock.now()
         next_flush = began + FLUSH_NS
@@ -105,16 +106,19 @@ class Driver:
             now = clock.now()
             while (due := pacer.take(now)) is not None:
                 row, due_ns = due
-                client.send(Call(row, ids[row], due_ns, self.body(row, schedule), self.stream, timeout))
+                client.send(Call(row, ids[row], due_ns, bodies.take(row), self.stream, timeout))
                 progress.sent += 1
                 now = clock.now()
             wake = pacer.wake_ns()
             if client.in_flight == 0 and wake is None:
                 return ""
             until = min(MAX_WAIT_NS if wake is None else wake - now, MAX_WAIT_NS)
-            for row, end_ns in client.poll(max(0, until)):
+            ended = client.poll(max(0, until))
+            for row, end_ns in ended:
                 pacer.done(row, end_ns)
                 progress.ended += 1
+            if not ended:
+                bodies.prepare(1)
             if now >= next_flush:
                 next_flush = now + FLUSH_NS
                 self.recorder.flush()
@@ -136,6 +140,28 @@ class Driver:
                 self.recorder.event(Failed(i, now, facts))
             unsent = []
         self.recorder.end_point(point.number, now, unsent)
+
+
+class _Bodies:
+    """Request bodies made ahead of need, so that writing a prompt never makes a request late."""
+
+    def __init__(self, make: Callable[[int, Schedule], bytes], schedule: Schedule, ahead: int) -> None:
+        self._make, self._schedule = make, schedule
+        self._ahead = max(4, min(ahead, 256))
+        self._ready: dict[int, bytes] = {}
+        self._next = 0
+        self.prepare(self._ahead)
+
+    def prepare(self, n: int) -> None:
+        while n > 0 and len(self._ready) < self._ahead and self._next < len(self._schedule):
+            self._ready[self._next] = self._make(self._next, self._schedule)
+            self._next += 1
+            n -= 1
+
+    def take(self, row: int) -> bytes:
+        self._next = max(self._next, row + 1)
+        ready = self._ready.pop(row, None)
+        return self._make(row, self._schedule) if ready is None else ready
 
 
 def _planned(point: Point, start_ns: int) -> list[dict[str, Any]]:

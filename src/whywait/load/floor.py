@@ -1,4 +1,4 @@
-"""The client's own error, measured against a service whose truth is known: the stub stamps each chunk as it sends it."""
+"""The client's own error, measured against a service whose truth is known: the stub stamps each chunk it sends."""
 
 from __future__ import annotations
 

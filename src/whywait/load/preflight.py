@@ -36,13 +36,15 @@ class Target:
     limits: dict[str, Any] = field(default_factory=dict)
     notes: tuple[dict[str, str], ...] = ()
 
-    def options(self, workload: Workload, stream: bool) -> dict[str, Any]:
-        """Body fields of every request under this workload."""
+    def options(self, workload: Workload, stream: bool, unique: str = "") -> dict[str, Any]:
+        """Body fields of a request under this workload; ``unique`` keeps a cold one apart from all others."""
         out: dict[str, Any] = {"stream": stream, "temperature": workload.temperature}
         if stream:
             out["stream_options"] = {"include_usage": True}
         if self.engine is not None:
             out.update(self.engine.extra_body)
+            if workload.cache == "cold":
+                out.update({k: unique if v == "{unique}" else v for k, v in self.engine.no_cache_body.items()})
             if workload.ignore_eos and self.engine.ignore_eos:
                 out["ignore_eos"] = True
         return out
@@ -68,7 +70,7 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
     metrics = _page(endpoint, "/metrics")
     text = metrics.decode("utf-8", "replace") if metrics else None
     engine = detect(text, headers, listing)
-    target = Target(endpoint, _choose(model, models, engine, endpoint), models, engine)
+    target = Target(endpoint, _choose(model, models, endpoint), models, engine)
     root = f"{endpoint.scheme}://{endpoint.netloc}{endpoint.root}"
     if text and engine is not None:
         target = dataclasses.replace(target, metrics_url=root + engine.metrics_path)
@@ -76,7 +78,7 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
         why = "no /metrics page" if not text else "its /metrics page is of no engine whywait knows"
         what = engine.flags.get("metrics", "") if engine else ""
         target = _note(target, "engine metrics are not readable", why, f"start it with {what}" if what else "")
-    return _limits(target, root)
+    return _limits(target, root, listing)
 
 
 def raise_for_auth(status: int, endpoint: Endpoint) -> None:
@@ -172,7 +174,7 @@ def _models(body: bytes) -> tuple[tuple[str, ...], Any]:
         return (), None
 
 
-def _choose(model: str | None, models: tuple[str, ...], engine: EngineTable | None, endpoint: Endpoint) -> str:
+def _choose(model: str | None, models: tuple[str, ...], endpoint: Endpoint) -> str:
     if model is None:
         if not models:
             raise WrongModel(f"{endpoint.netloc} does not list its models", "name one with --model")
@@ -192,9 +194,14 @@ def _page(endpoint: Endpoint, path: str) -> bytes | None:
     return body if status == 200 else None
 
 
-def _limits(target: Target, root: str) -> Target:
-    """What the engine says of its own limits. llama.cpp: slots and context, from /props."""
+def _limits(target: Target, root: str, listing: Any) -> Target:
+    """What the engine says of itself. llama.cpp: slots and context from /props, the model's size from /v1/models."""
     limits: dict[str, Any] = {}
+    for entry in (listing or {}).get("data", ()):
+        meta = entry.get("meta") if isinstance(entry, dict) else None
+        if isinstance(meta, dict) and entry.get("id") == target.model:
+            sizes = {"model_bytes": meta.get("size"), "model_params": meta.get("n_params")}
+            limits.update({k: v for k, v in sizes.items() if isinstance(v, int) and v > 0})
     if target.engine is not None and target.engine.slots_path:
         page = _page(target.endpoint, "/props")
         try:

@@ -1,0 +1,5 @@
+import sys
+
+from whywait.cli import main
+
+sys.exit(main())

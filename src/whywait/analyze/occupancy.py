@@ -1,0 +1,176 @@
+"""The device account: wall time × devices, every nanosecond in one category, seen from the requests outside.
+
+The engine's steps are not seen, so *busy* means that a request of ours was being computed as far as its stamps tell;
+CPU time of the engine's process, where it is read, bounds it from above. Categories without any evidence stay 0 and
+``unknown`` holds their time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from whywait.analyze.counters import delta
+from whywait.analyze.phases import prefill_windows, waiting_seen
+from whywait.analyze.stats import Doubt
+from whywait.core.run import Run
+from whywait.core.table import Array
+from whywait.units import NS_PER_S
+
+CATEGORIES = (
+    "prefill_busy", "decode_busy", "communication", "idle_no_work", "idle_host", "idle_kv_blocked", "throttled",
+    "unknown",
+)  # fmt: skip
+STALE = 3  # a reading speaks for at most this many usual sampling intervals
+UNCOVERED = 0.1  # share of the time without readings of CPU time up to which they still bound the account
+
+
+@dataclass(frozen=True)
+class DeviceAccount:
+    """Device time of a window in ns × devices; ``ns`` over ``CATEGORIES`` adds up to ``total_ns`` exactly.
+
+    ``how`` is measured, inferred or unknown for each. The true busy time lies between ``busy_low_ns`` and
+    ``busy_high_ns``, as far as the evidence goes: high = all that may be busy, at most the engine's CPU time over its
+    threads where that was read; low = what the account calls busy, at most high.
+    """
+
+    start_ns: int
+    end_ns: int
+    devices: int
+    ns: dict[str, int]
+    how: dict[str, str]
+    busy_low_ns: int
+    busy_high_ns: int
+    doubts: list[Doubt]
+
+    @property
+    def total_ns(self) -> int:
+        return (self.end_ns - self.start_ns) * self.devices
+
+
+def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = None) -> DeviceAccount:
+    """The device account of ``run`` between two times (ns; default from the first point's start to the last's end).
+
+    By sweep line, at every instant: a request in its prefill window → prefill_busy; else one between first and last
+    token → decode_busy; else none in flight → idle_no_work; else, if ``waiting`` readings are above 0 and the prefill
+    of every request in flight is known not to be now → idle_host; else unknown. ``manifest.engine["devices"]`` (1) are
+    taken as one machine per replica, evenly.
+
+    Raises:
+        ValueError: no window given and no points, or it ends before it starts.
+    """
+    if (start_ns is None or end_ns is None) and not len(run.points):
+        raise ValueError("a Run without points needs a window")
+    start = int(run.points["start_ns"].min()) if start_ns is None else start_ns
+    end = int(run.points["end_ns"].max()) if end_ns is None else end_ns
+    if end < start:
+        raise ValueError(f"the window ends at {end}, before it starts at {start}")
+    devices = int(run.manifest.engine.get("devices") or 1)
+    replicas = int(run.requests["replica"].max(initial=0)) + 1
+    parts = replicas if devices % replicas == 0 else 1
+    ns = dict.fromkeys(CATEGORIES, 0)
+    for r in range(parts):
+        mine = run.requests["replica"] == r if parts > 1 else np.ones(len(run.requests), dtype=bool)
+        for name, length in _classify(run, mine, start, end).items():
+            ns[name] += length * (devices // parts)
+    may_be = sum(ns.values()) - ns["idle_no_work"] - ns["idle_host"]
+    busy = ns["prefill_busy"] + ns["decode_busy"]
+    cpu = _cpu_bound(run, start, end, devices)
+    high = may_be if cpu is None else min(may_be, cpu)
+    how = _how(run, start, end)
+    return DeviceAccount(start, end, devices, ns, how, min(busy, high), high, _starved(busy, cpu))
+
+
+def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
+    req = run.requests.where(mine)
+    begin, until = (v[mine] for v in prefill_windows(run))
+    unseen = np.isnan(req["engine_prefill_ms"])
+    sent, first, last, stop = req["sent_ns"], req["first_ns"], req["last_ns"], req["end_ns"]
+    stop = np.where(np.isnan(stop), end, stop)  # never seen to end: in flight as far as we know
+    before = np.where(np.isnan(first), stop, first)
+    spans = {
+        "prefill": (begin, until),
+        "decode": (first, np.where(np.isnan(last), stop, last)),
+        "flight": (sent, stop),
+        "dark": (sent[unseen], before[unseen]),
+        "waiting": _waiting_spans(run),
+    }
+    clipped = {k: _clip(a, b, start, end) for k, (a, b) in spans.items()}
+    times = np.unique(np.concatenate([[start, end], *(v for pair in clipped.values() for v in pair)]).astype(np.int64))
+    at, length = times[:-1], np.diff(times)
+    on = {k: np.searchsorted(a, at, "right") > np.searchsorted(b, at, "right") for k, (a, b) in clipped.items()}
+    out = {}
+    left = np.ones(len(at), dtype=bool)
+    for name, when in (
+        ("prefill_busy", on["prefill"]),
+        ("decode_busy", on["decode"]),
+        ("idle_no_work", ~on["flight"]),
+        ("idle_host", on["waiting"] & ~on["dark"]),
+        ("unknown", left.copy()),
+    ):
+        out[name] = int(length[left & when].sum())
+        left &= ~when
+    return out
+
+
+def _clip(starts: Array, ends: Array, low: int, high: int) -> tuple[Array, Array]:
+    """Starts and ends (int64, each ascending) of the intervals, cut to the window; the empty ones left out."""
+    known = ~(np.isnan(starts) | np.isnan(ends))
+    a = np.rint(np.clip(starts[known], low, high)).astype(np.int64)
+    b = np.rint(np.clip(ends[known], low, high)).astype(np.int64)
+    some = b > a
+    return np.sort(a[some]), np.sort(b[some])
+
+
+def _waiting_spans(run: Run) -> tuple[Array, Array]:
+    """When the engine's queue was read as not empty: from each such reading to the next, or until it is stale."""
+    asked, positive = waiting_seen(run)
+    if len(asked) < 2:
+        return np.zeros(0), np.zeros(0)
+    step = np.diff(asked)
+    usual = float(np.median(step))
+    until = asked + np.minimum(np.append(step, usual), STALE * usual)
+    return asked[positive], until[positive]
+
+
+def _cpu_bound(run: Run, start: int, end: int, devices: int) -> int | None:
+    """The most the devices can have been busy by the engine's CPU time (ns × devices); None where it was not read."""
+    threads = run.manifest.engine.get("threads")
+    if not threads or end <= start:
+        return None
+    window = (start, end)
+    found = delta(run.readings, "cpu_seconds_total", window, "process/engine") or delta(
+        run.readings, "cpu_seconds_total", window, "host", {"role": "engine"}
+    )
+    if found is None:
+        return None
+    uncovered = end - start - (found.end_ns - found.start_ns)
+    if uncovered > UNCOVERED * (end - start):
+        return None
+    return int(found.high * NS_PER_S / float(threads) + uncovered) * devices
+
+
+def _how(run: Run, start: int, end: int) -> dict[str, str]:
+    how = dict.fromkeys(CATEGORIES, "unknown")
+    req = run.requests
+    ours = (req["sent_ns"] < end) & ~(req["end_ns"] < start)
+    if (~np.isnan(req["engine_prefill_ms"]) & ours).any():
+        how["prefill_busy"] = "measured"
+    how["decode_busy"] = how["idle_no_work"] = "inferred"
+    asked, _ = waiting_seen(run)
+    if ((asked >= start) & (asked <= end)).any():
+        how["idle_host"] = "inferred"
+    return how
+
+
+def _starved(busy: int, cpu: int | None) -> list[Doubt]:
+    if cpu is None or busy <= cpu * 1.1:
+        return []
+    return [
+        {
+            "what": "the device account calls more time busy than the engine had CPU",
+            "why": f"{busy / NS_PER_S:.1f} s by the stamps, at most {cpu / NS_PER_S:.1f} s by its CPU time and threads",
+            "next": "look whether the engine waits for a core (run-queue wait, quota, another process)",
+        }
+    ]

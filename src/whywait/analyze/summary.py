@@ -1,0 +1,299 @@
+"""A Run in figures: the dict with stable keys that ``summary.json`` holds, and the knee of a sweep."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from whywait.analyze.counters import delta, gauge
+from whywait.analyze.goodput import answer_tokens, goodput
+from whywait.analyze.latency import Content, content, latency_summary, per_request
+from whywait.analyze.occupancy import device_account
+from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
+from whywait.analyze.stats import Doubt, summary, t975
+from whywait.analyze.trust import doubts
+from whywait.analyze.window import Window, in_flight, request_rate, starts_inside, token_bins, token_rate, window_of
+from whywait.core.columns import OUTCOMES
+from whywait.core.run import Run
+from whywait.core.table import Array
+from whywait.units import NS_PER_MS, NS_PER_S
+
+GAIN = 0.1  # less growth of throughput than this for a doubling of the load is no growth
+_BLOCKS = 10  # pieces of the window from whose spread the interval of the token rate is made
+
+_WHY_NULL = {
+    "kv_use": ("no reading of the KV space in use", "give the engine's metrics page (llama.cpp: --metrics --slots)"),
+    "queue": ("no reading of waiting requests", "give the engine's metrics page"),
+    "memory_bytes": ("no reading of the engine's memory", "run on the engine's host, or give a GPU exporter"),
+    "power_w": ("no power meter could be read", "run where NVML or RAPL are readable"),
+    "energy_j_per_request": ("no energy counter could be read", "run where NVML or RAPL are readable"),
+    "output_tokens_per_s": ("the service does not say how many tokens it sent", "ask for usage (include_usage)"),
+    "answer_tokens_per_s": ("reasoning tokens are not told apart in the usage", "ask for usage with its details"),
+    "cached_share": ("the service does not say which prompt tokens were cached", "ask for usage with its details"),
+}
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """The summary of ``run``: plain JSON values, None where unknown with the reason in ``doubts``.
+
+    Keys: ``whywait_version, schema_version, definitions, made_by, partial, slo, points, knee, verdicts, doubts``;
+    ``verdicts`` is left empty for the judge. Each point has ``point, label, mode, target, window``, the latency
+    summaries ``ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms, chunk_gap_ms, itl_ms`` (``stats.summary``), rates per second
+    of the window ``output_tokens_per_s`` (of ``ok`` requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s``
+    (of the others), ``peak_tokens_per_s, effective_tokens_per_s, answer_tokens_per_s, requests_per_s,
+    goodput_requests_per_s``, ``goodput_share`` of all due requests, ``counts`` by outcome, ``in_flight``, ``thinking``,
+    ``cached_share``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases`` and
+    ``occupancy``. Latencies are those of ``ok`` requests that began in the window; counts and shares are of all.
+    """
+    acc = account(run)
+    points, found = [], list(acc.doubts)
+    for number in run.points["point"].tolist():
+        point, more = summarize_point(run, number, acc)
+        points.append(point)
+        found += [{**d, "what": f"point {number}: {d['what']}"} for d in more]
+    m = run.manifest
+    return {
+        "whywait_version": m.whywait_version,
+        "schema_version": m.schema_version,
+        "definitions": m.definitions,
+        "made_by": m.made_by,
+        "partial": m.partial,
+        "slo": dict(m.slo),
+        "points": points,
+        "knee": knee(points),
+        "verdicts": [],
+        "doubts": [*doubts(run), *found, *_nulls(points)],
+    }
+
+
+def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) -> tuple[dict[str, Any], list[Doubt]]:
+    """One entry of ``points`` (see :func:`summarize`) and the doubts that arose; ``acc`` is ``account(run)``."""
+    acc = account(run) if acc is None else acc
+    one = run.point(number)
+    w, c = window_of(one), content(one)
+    inside = starts_inside(one, w.start_ns, w.end_ns) if not w.whole else np.ones(len(one.requests), dtype=bool)
+    latency, found = latency_summary(one, inside, c)
+    ok = per_request(one, c).ok
+    tokens, peak, missing = token_rate(one, c, w, ok)
+    if missing:
+        found.append(
+            {
+                "what": f"{missing} requests are not in the token rates",
+                "why": "the service gave no usage for them, and a chunk is not a token",
+                "next": "ask for usage (stream_options.include_usage)",
+            }
+        )
+    good = goodput(one, run.manifest.slo, w, c)
+    if good.uncertain:
+        found.append(
+            {
+                "what": f"{good.uncertain} requests may or may not be within the SLO",
+                "why": "their bounds lie on both sides of it",
+                "next": "ask the service for token counts per chunk; look for buffering",
+            }
+        )
+    top, mean = in_flight(one, w.start_ns, w.end_ns)
+    phases, more = _phases(run, number, acc, inside)
+    point = {
+        "point": number,
+        "label": one.points["label"][0],
+        "mode": one.points.text("mode")[0],
+        "target": _value(one.points["target"][0]),
+        "window": _window(w),
+        **latency,
+        "output_tokens_per_s": tokens,
+        "output_tokens_per_s_ci": _rate_ci(one, c, w, ok),
+        "wasted_tokens_per_s": token_rate(one, c, w, ~ok)[0],
+        "peak_tokens_per_s": peak,
+        "effective_tokens_per_s": good.effective_tokens_per_s,
+        "answer_tokens_per_s": good.answer_tokens_per_s,
+        "requests_per_s": request_rate(one, w, ok),
+        "goodput_requests_per_s": good.requests_per_s,
+        "goodput_share": good.share,
+        "counts": {name: int((one.requests["outcome"] == i).sum()) for i, name in enumerate(OUTCOMES)},
+        "in_flight": {"peak": top, "mean": mean},
+        "thinking": _thinking(one, ok & inside),
+        "cached_share": _cached(one),
+        **_resources(run, one, w),
+        "phases": phases,
+        "occupancy": _occupancy(run, w),
+    }
+    return point, [*found, *more]
+
+
+def knee(points: list[dict[str, Any]]) -> int | None:
+    """Index of the point after which throughput no longer grows while waiting does, or None.
+
+    Over points of one mode by rising target: the first whose successors all gain less than 10 % in output tokens per
+    second (requests where tokens are unknown) per doubling of the target, and with the next of which the queue, the
+    time to first token or end-to-end time grows. Where both rates have intervals and they leave room for a full
+    doubling, there is no evidence and so no knee.
+    """
+    if len({p["mode"] for p in points}) != 1:
+        return None
+    order = [i for i, p in enumerate(points) if p["target"] and _throughput(p)]
+    order.sort(key=lambda i: float(points[i]["target"]))
+    for at, i in enumerate(order[:-1]):
+        later = [points[j] for j in order[at + 1 :] if points[j]["target"] > points[i]["target"]]
+        if later and all(_flat(points[i], b) for b in later) and _waits(points[i], later[0]):
+            return i
+    return None
+
+
+def _throughput(p: dict[str, Any]) -> float | None:
+    found = p["output_tokens_per_s"] if p["output_tokens_per_s"] is not None else p["requests_per_s"]
+    return None if found is None else float(found)
+
+
+def _flat(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    before, after = _throughput(a), _throughput(b)
+    doublings = math.log2(b["target"] / a["target"])
+    if not before or after is None or (after / before) ** (1 / doublings) - 1 >= GAIN:
+        return False
+    low, high = (p.get("output_tokens_per_s_ci") or [None, None] for p in (a, b))
+    if low[0] and high[1]:
+        return bool(high[1] / low[0] < 2**doublings)
+    return True
+
+
+def _waits(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    if a.get("queue") is not None and b.get("queue") is not None and b["queue"] > a["queue"] + 0.5:
+        return True
+    for name in ("ttft_ms", "e2e_ms"):
+        before, after = a[name]["p50"], b[name]["p50"]
+        if before and after and after > before * (1 + GAIN):
+            return True
+    return False
+
+
+def _rate_ci(one: Run, c: Content, w: Window, ok: Array) -> list[float | None]:
+    """Interval of the mean token rate from the means of ten pieces of the window (batch means, Student's t)."""
+    if w.seconds < 1:
+        return [None, None]
+    counted, _ = token_bins(one, c, w, ok, _BLOCKS)
+    if counted is None:
+        return [None, None]
+    rates = counted * _BLOCKS / w.seconds
+    half = t975(_BLOCKS - 1) * float(rates.std(ddof=1)) / math.sqrt(_BLOCKS)
+    return [max(float(rates.mean()) - half, 0.0), float(rates.mean()) + half]
+
+
+def _window(w: Window) -> dict[str, Any]:
+    return {
+        "start_ns": w.start_ns,
+        "end_ns": w.end_ns,
+        "whole_point": w.whole,
+        "requests": w.requests,
+        "dropped": w.dropped,
+        "why": w.why or None,
+    }
+
+
+def _thinking(one: Run, which: Array) -> dict[str, Any]:
+    """Reasoning and answer apart: tokens per request, and the time from the first token of each to the next stage."""
+    req = one.requests
+    answers = answer_tokens(one)
+    first, answer, last = req["first_ns"], req["first_answer_ns"], req["last_ns"]
+    until = np.where(np.isnan(answer), last, answer)
+    return {
+        "reasoning_tokens": summary((req["output_tokens"] - answers)[which]),
+        "answer_tokens": summary(answers[which]),
+        "thinking_ms": summary(((until - first) / NS_PER_MS)[which]),
+        "answering_ms": summary(((last - answer) / NS_PER_MS)[which]),
+    }
+
+
+def _cached(one: Run) -> float | None:
+    cached, prompt = one.requests["cached_tokens"], one.requests["prompt_tokens"]
+    known = ~np.isnan(cached) & ~np.isnan(prompt)
+    total = float(prompt[known].sum())
+    return float(cached[known].sum()) / total if total else None
+
+
+def _resources(run: Run, one: Run, w: Window) -> dict[str, Any]:
+    """Readings of the window; energy over the whole point, since failures and drain cost energy too."""
+    span, rd = (w.start_ns, w.end_ns), run.readings
+    kv, queue = gauge(rd, "kv_use", span, combine="mean"), gauge(rd, "waiting", span)
+    memory = gauge(rd, "memory_used_bytes", span, "gpu") or gauge(rd, "pss_bytes", span, "process/engine")
+    memory = memory or gauge(rd, "rss_bytes", span, "process/engine")
+    power, whole = gauge(rd, "power_watts", span, "gpu"), (int(one.points["start_ns"][0]), int(one.points["end_ns"][0]))
+    joules, seconds = _energy(run, whole)
+    ok = int((one.requests["outcome"] == 0).sum())
+    watts = power.mean if power else joules / seconds if joules is not None and seconds else None
+    return {
+        "kv_use": kv.mean if kv else None,
+        "kv_use_max": kv.high if kv else None,
+        "queue": queue.mean if queue else None,
+        "queue_max": queue.high if queue else None,
+        "memory_bytes": memory.high if memory else None,
+        "power_w": watts,
+        "energy_j_per_request": joules / ok if joules is not None and ok else None,
+    }
+
+
+def _energy(run: Run, span: tuple[int, int]) -> tuple[float | None, float]:
+    """Joules over ``span`` and the seconds they cover: of the GPUs, else of the CPU packages and their memory."""
+    found = delta(run.readings, "energy_joules_total", span, "gpu")
+    parts = [found] if found else []
+    if not parts:
+        names = ("package_energy_joules_total", "dram_energy_joules_total")
+        parts = [d for name in names if (d := delta(run.readings, name, span, "host"))]
+    if not parts:
+        return None, 0.0
+    return sum(p.value for p in parts), (parts[0].end_ns - parts[0].start_ns) / NS_PER_S
+
+
+def _phases(run: Run, number: int, acc: RequestAccount, inside: Array) -> tuple[dict[str, Any], list[Doubt]]:
+    """Mean phases per request that began in the window, failed ones too; by the histograms where requests say less."""
+    rows = np.flatnonzero(acc.point == number)[inside]
+    if not len(rows):
+        return {}, []
+    how = acc.how[number]
+    if how["prefill"] == "unknown" and how["queue"] == "unknown":
+        found = point_account(run, number, acc)
+        if found is not None:
+            total = sum(v["ms"] for v in found["phases"].values())
+            return {k: _phase(k, v["ms"], total, v["how"], {}) for k, v in found["phases"].items()}, found["doubts"]
+    mean = acc.phases[rows].mean(axis=0) / NS_PER_MS
+    total = float(mean.sum())
+    causes = acc.causes.get(number, {})
+    return {p: _phase(p, float(mean[i]), total, how[p], causes.get(p, {})) for i, p in enumerate(PHASES)}, []
+
+
+def _phase(name: str, ms: float, total: float, how: str, causes: dict[str, float]) -> dict[str, Any]:
+    unseen = how == "unknown" and name != "unknown" and ms == 0  # absent is null: nothing here could have seen it
+    share = None if unseen or not total else ms / total
+    return {"ms": None if unseen else ms, "share": share, "how": how, "causes": causes}
+
+
+def _occupancy(run: Run, w: Window) -> dict[str, Any]:
+    a = device_account(run, w.start_ns, w.end_ns)
+    total = a.total_ns
+    shares = {
+        k: None if a.how[k] == "unknown" and k != "unknown" and not v else v / total if total else None
+        for k, v in a.ns.items()
+    }
+    busy = [a.busy_low_ns / total, a.busy_high_ns / total] if total else [None, None]
+    return {"devices": a.devices, "wall_ns": a.end_ns - a.start_ns, "shares": shares, "how": a.how, "busy": busy}
+
+
+def _nulls(points: list[dict[str, Any]]) -> list[Doubt]:
+    out: list[Doubt] = []
+    for key, (why, next_) in _WHY_NULL.items():
+        at = [str(p["point"]) for p in points if p[key] is None]
+        if at:
+            where = "" if len(at) == len(points) else f" at point {', '.join(at)}"
+            out.append({"what": f"{key} is unknown{where}", "why": why, "next": next_})
+    for key in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        at = [str(p["point"]) for p in points if p[key]["n"] == 0]
+        if at:
+            why = "no request ended well with the stamps or token counts it takes"
+            next_ = "see the counts of outcomes and the service's log"
+            out.append({"what": f"{key} is unknown at point {', '.join(at)}", "why": why, "next": next_})
+    return out
+
+
+def _value(x: Any) -> float | None:
+    return None if np.isnan(x) else float(x)

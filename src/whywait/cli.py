@@ -1,0 +1,183 @@
+"""Verbs, flags and exit codes; no logic. A verb's module is imported only when it is called, so ``--help`` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from whywait import __version__
+from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "diagnose": ("whywait.verbs.measure:diagnose", "find out what a service waits on (no URL: the embedded engine)"),
+    "run": ("whywait.verbs.measure:run", "measure one load point"),
+    "sweep": ("whywait.verbs.measure:sweep", "measure several load points; one table"),
+    "show": ("whywait.verbs.measure:show", "read a saved run again"),
+    "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        print(f"{self.prog}: {message}\n  → {self.prog} --help shows the flags", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="whywait",
+        description="What is your LLM service actually waiting on, and what would fix it?",
+        epilog="exit codes: 0 done, 1 a --fail-if gate failed, 2 usage, 3 undecided (--strict), 4 the service failed, "
+        "5 whywait's own fault, 130 Ctrl-C",
+    )
+    top.add_argument("--version", action="version", version=f"whywait {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    for name, (_, text) in VERBS.items():
+        sub = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        globals()[f"_flags_{name}"](sub)
+    return top
+
+
+def _flags_run(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    load = p.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=_positive, metavar="N", help="requests in flight (default 1)")
+    load.add_argument("--rate", type=_rate, metavar="R", help="requests per second, whatever comes back")
+    _load(p)
+    _output(p)
+
+
+def _flags_sweep(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    load = p.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=_positives, metavar="A,B,…", help="default 1,4,16,32")
+    load.add_argument("--rate", type=_rates, metavar="A,B,…", help="requests per second")
+    _load(p)
+    _output(p)
+
+
+def _flags_diagnose(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    p.add_argument("--budget", default="180s", metavar="TIME", help="measure for about this long (default 3m)")
+    _workload(p)
+    _output(p)
+    p.add_argument("--slots", type=_positive, help="embedded engine: requests it works on at once (default 4)")
+    p.add_argument("--report", metavar="FILE", help="where the HTML report goes (default: report.html in the run)")
+
+
+def _flags_show(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run_dir", metavar="RUN", help="folder of a saved run")
+    p.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    p.add_argument("--html", metavar="FILE", help="write the report there")
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="as of run")
+    p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
+
+
+def _flags_engine(p: argparse.ArgumentParser) -> None:
+    p.add_argument("action", choices=["start", "stop", "status", "list"])
+    p.add_argument("name", nargs="?", help="name of the engine (default: embedded)")
+    p.add_argument("--model", default="", metavar="FILE", help="a GGUF file (default: SmolLM2-135M, fetched once)")
+    p.add_argument("--port", type=int, default=0, help="default: any free one")
+    p.add_argument("--slots", type=_positive, default=4, help="requests worked on at once (default 4)")
+    p.add_argument("--ctx", type=_positive, default=2048, help="context per slot, tokens (default 2048)")
+    p.add_argument("--threads", type=int, default=0, help="default: 1 on two cores, else half of them")
+    p.add_argument("--synthetic", choices=["tiny", "small"], help="a random model made on the spot")
+    p.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def _service(p: argparse.ArgumentParser) -> None:
+    p.add_argument("url", nargs="?", metavar="URL", help="base URL of an OpenAI-compatible service")
+    p.add_argument("--launch", metavar="COMMAND", help="start this engine, measure it, stop it: 'vllm serve …'")
+    p.add_argument("--model", help="model name (default: the first the service lists)")
+    p.add_argument("--dialect", choices=["chat", "completions"], default="chat")
+    p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
+    p.add_argument("--timeout", default="300s", metavar="TIME", help="per request (default 300s)")
+    p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
+    p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
+
+
+def _workload(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--prompt-tokens", metavar="LEN", help="128, uniform(64,512), lognormal(256,0.6)")
+    p.add_argument("--output-tokens", metavar="LEN", help="likewise")
+    p.add_argument("--workload", metavar="FILE", help="TOML: classes, lengths, arrivals, SLO")
+    p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
+    p.add_argument("--cache", choices=["cold", "warm", "natural"], help="prefix cache (default cold: salted prompts)")
+    p.add_argument("--temperature", type=float, help="default 0")
+    p.add_argument("--seed", type=int, default=1)
+
+
+def _load(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--requests", type=_positive, metavar="N", help="per point (default 10 per place in flight)")
+    p.add_argument("--duration", metavar="TIME", help="per point: stop sending after this long")
+    p.add_argument("--arrivals", choices=["poisson", "constant"], help="with --rate (default poisson)")
+    _workload(p)
+
+
+def _output(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", metavar="DIR", help="folder for the run (default: whywait-runs/…)")
+    p.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
+    p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
+    p.add_argument("--no-floor", dest="floor", action="store_false", help="do not measure the client's own error first")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate in requests per second")
+    return value
+
+
+def _positives(text: str) -> list[float]:
+    return [float(_positive(part.strip())) for part in text.split(",")]
+
+
+def _rates(text: str) -> list[float]:
+    return [_rate(part.strip()) for part in text.split(",")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code. No traceback reaches a user unless WHYWAIT_DEBUG is set."""
+    args = parser().parse_args(argv)
+    module, function = VERBS[args.verb][0].split(":")
+    try:
+        code: int = getattr(importlib.import_module(module), function)(args)
+    except WhywaitError as exc:
+        print(f"whywait: {exc.message}" + (f"\n  → {exc.hint}" if exc.hint else ""), file=sys.stderr)
+        return exc.exit_code
+    except KeyboardInterrupt:
+        print("whywait: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as exc:
+        if os.environ.get("WHYWAIT_DEBUG"):
+            raise
+        where = exc.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        at = f" at {os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else ""
+        print(
+            f"whywait: a fault of our own: {type(exc).__name__}: {exc}{at}\n"
+            "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
+            file=sys.stderr,
+        )
+        return EXIT_INTERNAL
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

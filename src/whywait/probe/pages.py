@@ -1,0 +1,156 @@
+"""Sources that are HTTP pages of the engine: ``/metrics`` and llama.cpp's ``/slots``. Keep-alive, bounded in time."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import orjson
+
+from whywait import __version__
+from whywait.engines import by_name, detect
+from whywait.engines.llama_cpp import slot_gauges
+from whywait.probe import Row
+from whywait.probe.prometheus import PageReader
+
+MAX_BYTES = 32 << 20
+
+
+class Fetcher:
+    """GETs one URL over a kept connection. ``get`` gives the body, or None; then ``why`` says what went wrong."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self._https = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._headers = {"User-Agent": f"whywait/{__version__}", **headers}
+        self._timeout = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+        self.why = ""
+
+    def get(self) -> bytes | None:
+        end = time.monotonic() + self._timeout
+        for fresh in (self._connection is None, True):
+            try:
+                return self._get(end)
+            except (OSError, http.client.HTTPException) as exc:
+                self.close()
+                self.why = type(exc).__name__
+                # A kept connection the server has closed in the meantime is no failure: try once on a new one.
+                if fresh or time.monotonic() >= end:
+                    return None
+        return None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _get(self, end: float) -> bytes | None:
+        self.why = ""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._new()
+        self._set_timeout(connection, end)
+        connection.request("GET", self._path, headers=self._headers)
+        body = bytearray()
+        with connection.getresponse() as response:
+            while True:
+                self._set_timeout(connection, end)
+                part = response.read1(1 << 16)
+                if not part:
+                    break
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise http.client.HTTPException("page too large")
+            if response.length:  # read1 says nothing of a body cut short, and half a number is a wrong number
+                raise http.client.IncompleteRead(bytes(body), response.length)
+        if response.will_close:
+            self.close()
+        if response.status != 200:
+            self.why = f"HTTP {response.status}"
+            return None
+        return bytes(body)
+
+    def _new(self) -> http.client.HTTPConnection:
+        if self._https:
+            import ssl
+
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+
+    def _set_timeout(self, connection: http.client.HTTPConnection, end: float) -> None:
+        """The timeout is for the whole page, not for every read: a trickling server must not hold us up."""
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.timeout = left
+        sock: socket.socket | None = connection.sock
+        if sock is not None:
+            sock.settimeout(left)
+
+
+class MetricsPage:
+    """``/metrics`` of one replica under canonical names. The engine is found from the first page when not told."""
+
+    def __init__(
+        self, name: str, url: str, headers: Mapping[str, str], timeout_s: float, engine: str | None = None
+    ) -> None:
+        self.name = name
+        self._fetcher = Fetcher(url, headers, timeout_s)
+        table = by_name(engine)
+        self._reader = PageReader(table) if table else None
+
+    @property
+    def why(self) -> str:
+        return self._fetcher.why or "not what was expected"
+
+    def sample(self) -> list[Row] | None:
+        body = self._fetcher.get()
+        if body is None:
+            return None
+        text = body.decode("utf-8", "replace")
+        if self._reader is None:
+            table = detect(metrics_text=text)
+            self._reader = PageReader(table) if table else None
+        return self._reader.read(text) if self._reader else []
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+
+class SlotsPage:
+    """``/slots`` of llama.cpp. Once the slots were seen to hold more than one slot's context, they are known to be
+    separate."""
+
+    def __init__(
+        self, name: str, url: str, headers: Mapping[str, str], timeout_s: float, unified: bool | None = None
+    ) -> None:
+        self.name = name
+        self._fetcher = Fetcher(url, headers, timeout_s)
+        self._unified = unified
+
+    @property
+    def why(self) -> str:
+        return self._fetcher.why or "not what was expected"
+
+    def sample(self) -> list[Row] | None:
+        body = self._fetcher.get()
+        try:
+            slots = orjson.loads(body) if body is not None else None
+        except ValueError:
+            slots = None
+        if not isinstance(slots, list):
+            return None
+        gauges = slot_gauges(slots, self._unified)
+        if self._unified is None and len(slots) > 1 and "kv_use" in gauges:
+            self._unified = False
+        return [(name, None, value) for name, value in gauges.items()]
+
+    def close(self) -> None:
+        self._fetcher.close()

@@ -1,0 +1,35 @@
+"""One line that moves while a point runs, or one line per point where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+
+def watcher(stream: TextIO | None = None) -> Callable[[Any], None]:
+    """A function for the driver to call with its ``Progress``; it writes to ``stream`` (stderr)."""
+    stream = stream or sys.stderr
+    moving = stream.isatty()
+    said: set[object] = set()
+
+    def watch(p: Any) -> None:
+        what = f"concurrency {p.point.target:g}" if p.point.mode == "concurrency" else f"{p.point.target:g} requests/s"
+        what += f" ({p.point.label})" if p.point.label else ""
+        if not moving:
+            if id(p.point) not in said:
+                said.add(id(p.point))
+                print(f"measuring {what} …", file=stream, flush=True)
+            return
+        left = "" if p.point.duration_s is None else f" of {p.point.duration_s:.0f}"
+        line = f"{what}: {p.elapsed_s:.0f}{left} s, {p.ended} done, {p.in_flight} in flight, {p.chunks} chunks"
+        print(f"\r{line[:118]:<118}", end="", file=stream, flush=True)
+
+    return watch
+
+
+def done(stream: TextIO | None = None) -> None:
+    """Leave the moving line."""
+    stream = stream or sys.stderr
+    if stream.isatty():
+        print(f"\r{'':<118}\r", end="", file=stream, flush=True)

@@ -1,0 +1,158 @@
+"""A result as text for a terminal: verdicts first, then one table with a column per load point, then the doubts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from whywait.units import ms, number, percent, size
+
+PER_TABLE = 6
+MARK = {"holds": ("●", "bold red"), "undecided": ("?", "yellow"), "fails": ("○", "dim")}
+PHASE_NAMES = {"queue": "queue", "prefill": "prefill", "decode": "decode", "stall": "stalled decode",
+               "network": "network", "client": "client", "frontend": "frontend", "tail": "tail",
+               "unknown": "not explained"}  # fmt: skip
+DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_work": "idle, no request",
+                "idle_host": "idle, work queued", "unknown": "not explained"}  # fmt: skip
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console that stays plain and wide enough in a pipe."""
+    stream = stream or sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else 100, soft_wrap=not stream.isatty())
+
+
+def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: str, out: Console | None = None) -> None:
+    """Verdict, table and doubts of a summary."""
+    out = out or console()
+    out.print()
+    out.print(Text(summary.get("headline", ""), style="bold"))
+    for v in verdicts:
+        _verdict(out, v)
+    _tables(out, summary)
+    _doubts(out, summary["doubts"])
+    if summary["partial"]:
+        out.print(Text("PARTIAL: this run was cut short; what was measured is kept.", style="bold yellow"))
+    out.print(f"run kept in {escape(directory)}")
+
+
+def _verdict(out: Console, v: Any) -> None:
+    mark, style = MARK[v.state]
+    share = f"  {percent(v.share)} of {v.of}" if v.share is not None and v.state != "fails" else ""
+    out.print(Text.assemble((f"\n{mark} ", style), (v.claim, "bold" if v.state == "holds" else ""), (share, "cyan"),
+                            (f"  [{v.state}, {v.how}]", "dim")))  # fmt: skip
+    for label, lines in (("evidence", v.evidence), ("against", v.against)):
+        for line in lines:
+            out.print(Text(f"    {label}: {line}", style="dim" if label == "against" else ""))
+    if v.lever and v.state == "holds":
+        out.print(Text(f"    what would change it: {v.lever}"))
+    if v.next_step and v.state != "fails":
+        out.print(Text(f"    to settle it: {v.next_step}", style="dim"))
+
+
+def _tables(out: Console, summary: dict[str, Any]) -> None:
+    points = summary["points"]
+    footnote = False
+    for start in range(0, len(points), PER_TABLE):
+        table, unknown = _table(points[start : start + PER_TABLE], start, summary)
+        out.print()
+        out.print(table)
+        footnote = footnote or unknown
+    if footnote:
+        out.print(Text("? upper 95 % bound unknown: too few requests for this percentile", style="dim"))
+    if summary.get("knee") is not None:
+        out.print(Text("◂ throughput stops growing here and waiting grows instead", style="dim"))
+
+
+def _table(points: list[dict[str, Any]], start: int, summary: dict[str, Any]) -> tuple[Table, bool]:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, header_style="bold")
+    table.add_column("")
+    for i, p in enumerate(points, start):
+        unit = "" if p["mode"] == "concurrency" else "/s"
+        knee = " ◂" if summary.get("knee") == i else ""
+        mixed = " mix" if p.get("label") else ""
+        table.add_column(f"{p['target']:g}{unit}{mixed}{knee}", justify="right")
+    unknown = False
+    modes = {p["mode"] for p in points}
+    head = "concurrency" if modes == {"concurrency"} else "rate" if modes == {"rate"} else "load"
+    table.columns[0].header = head
+    for name, cell in _rows(summary):
+        cells = [cell(p) for p in points]
+        if any(c != "–" for c in cells):
+            unknown = unknown or any(c.endswith(" ?") for c in cells)
+            table.add_row(name, *cells)
+    return table, unknown
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]], str]]]:
+    rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("requests ok / planned", lambda p: f"{p['counts'].get('ok', 0)} / {sum(p['counts'].values())}"),
+        ("output tokens/s", lambda p: number(p["output_tokens_per_s"])),
+        ("requests/s", lambda p: number(p["requests_per_s"])),
+    ]
+    if summary["slo"]:
+        rows += [
+            ("goodput, requests/s", lambda p: number(p["goodput_requests_per_s"])),
+            ("goodput, share of due", lambda p: percent(p["goodput_share"])),
+            ("effective tokens/s", lambda p: number(p["effective_tokens_per_s"])),
+        ]
+    for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "end to end")):
+        for q in ("p50", "p95"):
+            rows.append((f"{name} {q}", _quantile(key, q)))
+    rows += [
+        ("in flight, mean", lambda p: number(p["in_flight"]["mean"])),
+        ("engine queue, mean", lambda p: number(p["queue"])),
+        ("KV space in use", lambda p: percent(p["kv_use"])),
+        ("prompt tokens cached", lambda p: percent(p["cached_share"])),
+        ("engine memory", lambda p: size(p["memory_bytes"])),
+        ("power", lambda p: number(p["power_w"], "W")),
+        ("energy per request", lambda p: number(p["energy_j_per_request"], "J")),
+    ]
+    rows.append(("requests wait for", lambda _p: ""))
+    rows += [(f"  {name}", _share("phases", key)) for key, name in PHASE_NAMES.items()]
+    rows.append(("the device is in", lambda _p: ""))
+    rows += [(f"  {name}", _device(key)) for key, name in DEVICE_NAMES.items()]
+    return rows
+
+
+def _quantile(key: str, q: str) -> Callable[[dict[str, Any]], str]:
+    def cell(p: dict[str, Any]) -> str:
+        found = p[key]
+        value = found.get(q)
+        if value is None:
+            return "–"
+        ci = (found.get("ci") or {}).get(q)
+        return ms(value) + (" ?" if ci is not None and ci[1] is None else "")
+
+    return cell
+
+
+def _share(group: str, key: str) -> Callable[[dict[str, Any]], str]:
+    def cell(p: dict[str, Any]) -> str:
+        share = p[group].get(key, {}).get("share") if p[group] else None
+        return "–" if share is None or share < 0.0005 else percent(share)
+
+    return cell
+
+
+def _device(key: str) -> Callable[[dict[str, Any]], str]:
+    def cell(p: dict[str, Any]) -> str:
+        share = p["occupancy"]["shares"].get(key)
+        return "–" if share is None or share < 0.0005 else percent(share)
+
+    return cell
+
+
+def _doubts(out: Console, doubts: list[dict[str, str]]) -> None:
+    if not doubts:
+        return
+    out.print(Text("\ndoubts", style="bold"))
+    for d in doubts:
+        tail = f"  → {d['next']}" if d.get("next") else ""
+        out.print(Text(f"  {d['what']}: {d['why']}{tail}", style="dim"))

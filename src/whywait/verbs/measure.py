@@ -1,0 +1,191 @@
+"""The verbs that measure: flags in, a journey of ``app`` run, text or JSON out, an exit code back."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from whywait import app
+from whywait.core.schedule import SLO_KEYS, Lengths, Workload
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.judge.gates import Gate, failed_gates, parse_gates
+from whywait.lab.settings import Settings
+from whywait.lab.state import Engine
+from whywait.report import live, text
+from whywait.session import stderr
+from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
+
+#: Prompt and output tokens of diagnose: short enough on the embedded engine that three minutes hold many requests.
+DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
+
+
+def run(args: argparse.Namespace) -> int:
+    loads = [_load(args, "rate", args.rate) if args.rate else _load(args, "concurrency", args.concurrency or 1)]
+    return _measure(args, loads)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    mode, targets = ("rate", args.rate) if args.rate else ("concurrency", args.concurrency or [1.0, 4.0, 16.0, 32.0])
+    return _measure(args, [_load(args, mode, t) for t in targets])
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    gates = parse_gates(args.fail_if)
+    budget = duration(args.budget, "--budget")
+    with _service(args, embedded_slots=args.slots or 4) as engine:
+        lengths = DIAGNOSE_LENGTHS["embedded" if engine is not None and engine.kind == "embedded" else "other"]
+        if not args.workload:
+            args.prompt_tokens = args.prompt_tokens or lengths[0]
+            args.output_tokens = args.output_tokens or lengths[1]
+        options = _options(args, engine)
+        stderr(f"diagnosing {options.url} for about {budget:.0f} s")
+        result = app.diagnose(options, budget, watch=live.watcher(), engine=engine)
+        live.done()
+        report = Path(args.report) if args.report else result.directory / "report.html"
+        app.write_report(result, report)
+        stderr(f"report: {report}")
+        return _finish(args, result, gates)
+
+
+def show(args: argparse.Namespace) -> int:
+    gates = parse_gates(args.fail_if)
+    result = app.show(args.run_dir)
+    if args.html:
+        app.write_report(result, Path(args.html))
+        stderr(f"report: {args.html}")
+    return _finish(args, result, gates, judged_only=True)
+
+
+def _measure(args: argparse.Namespace, loads: list[app.Load]) -> int:
+    gates = parse_gates(args.fail_if)
+    with _service(args) as engine:
+        options = dataclasses.replace(_options(args, engine), max_requests=_ceiling(loads))
+        result = app.measure(options, loads, watch=live.watcher(), engine=engine)
+        live.done()
+        return _finish(args, result, gates)
+
+
+@contextlib.contextmanager
+def _service(args: argparse.Namespace, embedded_slots: int | None = None) -> Iterator[Engine | None]:
+    """The service to measure: a URL as it is, or an engine started for this and stopped after it."""
+    if args.launch:
+        with app.command(args.launch, url=args.url) as e:
+            yield e
+    elif args.url:
+        yield None
+    elif embedded_slots is not None:
+        with app.embedded(Settings(slots=embedded_slots)) as e:
+            yield e
+    else:
+        raise UsageError(
+            "which service?", "give a URL, or --launch 'vllm serve …'; diagnose starts an engine by itself"
+        )
+
+
+def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
+    workload = _workload(args)
+    return app.Options(
+        url=args.url or (engine.url if engine else ""),
+        model=args.model,
+        dialect=args.dialect,
+        api_key_file=args.api_key_file,
+        workload=workload,
+        stream=args.stream,
+        load_ok=args.load,
+        out=args.out,
+        slo=slo(args.slo) or dict(workload.classes[0].slo),
+        seed=args.seed,
+        floor=args.floor,
+        command=tuple(sys.argv[1:]),
+    )
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    base = Workload.from_toml(Path(args.workload)) if args.workload else Workload()
+    changes: dict[str, object] = {"timeout_s": duration(args.timeout, "--timeout")}
+    for flag, field in (("cache", "cache"), ("temperature", "temperature"), ("arrivals", "arrivals")):
+        if getattr(args, flag, None) is not None:
+            changes[field] = getattr(args, flag)
+    if args.workload is None or args.seed != 1:
+        changes["seed"] = args.seed
+    lengths = {k: Lengths.parse(getattr(args, k)) for k in ("prompt_tokens", "output_tokens") if getattr(args, k)}
+    if lengths and len(base.classes) > 1:
+        raise UsageError("--prompt-tokens and --output-tokens do not go with a workload of several classes")
+    if lengths:
+        changes["classes"] = (dataclasses.replace(base.classes[0], **lengths),)  # type: ignore[arg-type]
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _load(args: argparse.Namespace, mode: str, target: float) -> app.Load:
+    seconds = duration(args.duration, "--duration") if args.duration else None
+    return app.Load(mode, float(target), args.requests, seconds)
+
+
+def _ceiling(loads: list[app.Load]) -> int | None:
+    counts = []
+    for load in loads:
+        if load.requests is not None:
+            counts.append(load.requests)
+        elif load.mode == "rate":
+            counts.append(round(load.target * (load.duration_s or 30)))
+        elif load.duration_s is None:
+            counts.append(max(10, round(load.target) * 10))
+        else:
+            return None
+    return sum(counts)
+
+
+def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], judged_only: bool = False) -> int:
+    if args.json:
+        json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        text.print_result(result.summary, result.verdicts, str(result.directory))
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    if result.run.manifest.partial and not judged_only:
+        stderr(f"whywait: cut short: {result.run.manifest.partial_reason}")
+        return EXIT_SERVICE
+    failed = failed_gates(gates, result.summary)
+    if failed:
+        raise GateFailed("; ".join(failed))
+    if not judged_only and not any(p["counts"].get("ok") for p in result.summary["points"]):
+        stderr("whywait: no request succeeded")
+        return EXIT_SERVICE
+    if args.strict and not any(v.state == "holds" for v in result.verdicts):
+        return EXIT_UNDECIDED
+    return EXIT_OK
+
+
+def duration(value: str, flag: str) -> float:
+    """Seconds, by ``units.parse_duration``; its complaint names the flag."""
+    try:
+        seconds = parse_duration(value) / NS_PER_S
+    except ValueError as exc:
+        raise UsageError(f"{flag}: {exc}") from None
+    if seconds <= 0:
+        raise UsageError(f"{flag} must be longer than nothing")
+    return seconds
+
+
+def slo(value: str | None) -> dict[str, float]:
+    """``'ttft=500ms,tpot=50ms'`` → ``{"ttft_ms": 500.0, "tpot_ms": 50.0}``."""
+    out: dict[str, float] = {}
+    for part in (value or "").split(","):
+        if not part.strip():
+            continue
+        name, _, limit = (x.strip() for x in part.partition("="))
+        key = f"{name.removesuffix('_ms')}_ms"
+        if key not in SLO_KEYS or not limit:
+            known = ", ".join(k.removesuffix("_ms") for k in SLO_KEYS)
+            raise UsageError(f"--slo: {part.strip()!r} is not METRIC=TIME", f"metrics: {known}; such as ttft=500ms")
+        try:
+            out[key] = parse_duration(limit, "ms") / NS_PER_MS
+        except ValueError as exc:
+            raise UsageError(f"--slo: {exc}") from None
+    return out
