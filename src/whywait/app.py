@@ -133,7 +133,7 @@ def _ladder(s: Session, deadline: float, only_one: bool) -> None:
     steps = [1] if only_one else [1, *(slots << k for k in range(6) if slots << k > 1)]
     best, flat, at_best = 0.0, 0, 1
     for i, c in enumerate(steps):
-        expected = 1 if only_one else max(2, 5 - i)  # points still to come, the mixed one among them
+        expected = 1 if only_one else max(3, 5 - i)  # points still to come, the mixed one among them
         took = s.last_e2e_s or 0.0
         share = (deadline - time.monotonic()) / expected
         # The last requests drain after the span; a fast service needs no more than a few hundred of them.

@@ -33,6 +33,7 @@ from whywait.net.client import Client
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.probe import bench, host
+from whywait.probe.listener import listening_pids
 from whywait.probe.sampler import Config, SamplerProcess
 from whywait.units import NS_PER_S
 
@@ -240,9 +241,12 @@ class Session:
 
     def _start_sampler(self, endpoint: Endpoint) -> None:
         t = self.target
-        pids = {"client": (os.getpid(),)}
-        if self.engine is not None:
-            pids["engine"] = (self.engine.pid,)
+        pids: dict[str, tuple[int, ...]] = {"client": (os.getpid(),)}
+        engine: tuple[int, ...] = (self.engine.pid,) if self.engine is not None else ()
+        if not engine and endpoint.loopback:
+            engine = tuple(p for p in listening_pids(endpoint.port) if p != os.getpid())
+        if engine:
+            pids["engine"] = engine
         key_env = next((k for k in ("WHYWAIT_API_KEY", "OPENAI_API_KEY") if os.environ.get(k)), None)
         config = Config(
             zero_unix_ns=self.clock.zero_unix_ns,

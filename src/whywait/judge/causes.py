@@ -34,7 +34,7 @@ def queue(e: Evidence) -> list[Verdict]:
 
 
 def _queue_cause(e: Evidence, p: Seen) -> Verdict:
-    slots = e.engine.get("slots")
+    slots, seen_limit = e.engine.get("slots"), e.seen_limit()
     evidence, against = [_waited(p)], []
     waiting, running, kv = p.gauges["waiting"], p.gauges["running"], p.gauges["kv_use"]
     if waiting:
@@ -67,6 +67,13 @@ def _queue_cause(e: Evidence, p: Seen) -> Verdict:
         return Verdict("queue behind the slot limit", claim, "holds", p.share["queue"], where=p.name,
                        how=p.how["queue"], evidence=tuple(evidence), against=tuple(against), lever=lever,
                        next_step=f"run once more with twice the slots: {e.flag('slots')}", point=p.number)  # fmt: skip
+    if not slots and seen_limit and waiting and (not kv or kv[1] < 0.9):
+        evidence.append(f"never more than {seen_limit} were in work while others waited, and KV space was not full")
+        claim = f"At {p.name} requests queue behind a limit of {seen_limit} at a time (inferred)"
+        return Verdict("queue behind the slot limit", claim, "holds", p.share["queue"], where=p.name, how="inferred",
+                       evidence=tuple(evidence), against=tuple(_more_slots_would(e, p, seen_limit)),
+                       lever=f"raise the limit: {e.flag('slots') or 'sequences at once'} (now {seen_limit}, inferred)",
+                       next_step=f"run once more with twice as many: {e.flag('slots')}", point=p.number)  # fmt: skip
     claim = f"At {p.name} requests queue inside the engine; which limit holds them is not visible"
     step = f"start the engine by --launch, or look up its limit ({e.flag('slots') or 'sequences at once'})"
     return Verdict("queue", claim, "undecided", p.share["queue"], where=p.name, how=p.how["queue"],
@@ -137,7 +144,7 @@ def decode(e: Evidence) -> list[Verdict]:
     if one is None or one.share["decode"] < PRESENT:
         return []
     more = [p for p in e.plain if p.mode == "concurrency" and p.target > 1]
-    slots = e.engine.get("slots") or float("inf")
+    slots = e.engine.get("slots") or e.seen_limit() or float("inf")
     pairs = [(min(p.target, slots), ratio(p.tokens_per_s, one.tokens_per_s)) for p in more]
     usable = [(width, gain) for width, gain in pairs if gain is not None and width > 1]
     evidence = [

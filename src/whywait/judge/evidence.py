@@ -69,6 +69,12 @@ class Evidence:
     def single(self) -> Seen | None:
         return next((p for p in self.plain if p.mode == "concurrency" and p.target == 1), None)
 
+    def seen_limit(self) -> int | None:
+        """How many requests were in work at most while others waited, where it was the same at every such point."""
+        full = [p.gauges["running"] for p in self.points if (p.gauges["waiting"] or (0, 0))[0] >= 1]
+        tops = {round(g[1]) for g in full if g and g[0] >= 0.8 * g[1]}
+        return tops.pop() if len(tops) == 1 and len(full) > 0 else None
+
     def flag(self, limit: str) -> str:
         return self.flags.get(limit, "")
 

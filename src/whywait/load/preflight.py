@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import orjson
 
 from whywait.core.events import Accepted, Failed, Finished, Sent
@@ -18,7 +19,7 @@ from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachabl
 from whywait.load.prompts import Prompter
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
-from whywait.net.endpoint import Endpoint, get, raise_for
+from whywait.net.endpoint import Endpoint, get, post, raise_for
 from whywait.net.wire import chat_body, completion_body
 from whywait.units import NS_PER_S
 
@@ -36,7 +37,7 @@ class Target:
     limits: dict[str, Any] = field(default_factory=dict)
     notes: tuple[dict[str, str], ...] = ()
 
-    def options(self, workload: Workload, stream: bool, unique: str = "") -> dict[str, Any]:
+    def options(self, workload: Workload, stream: bool, unique: str = "whywait") -> dict[str, Any]:
         """Body fields of a request under this workload; ``unique`` keeps a cold one apart from all others."""
         out: dict[str, Any] = {"stream": stream, "temperature": workload.temperature}
         if stream:
@@ -93,7 +94,8 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
         Unauthorized, WrongModel, NotAnEndpoint, ServiceError: it did not work, by whose fault.
     """
     options = target.options(workload, stream)
-    facts = ask_once(target, target.body("Say something about rivers.", tokens, options), stream, workload.timeout_s)
+    body = target.body("Say something about rivers.", tokens, options)
+    facts = ask_once(target, body, stream, workload.timeout_s)
     outcome, status = facts["outcome"], facts.get("status")
     where = target.endpoint.netloc
     if outcome == "ok":
@@ -117,23 +119,40 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
         raise NotAnEndpoint(f"{where} sends {detail}", "is this an OpenAI-compatible endpoint? try --no-stream")
     if outcome == "truncated":
         raise NotAnEndpoint(f"{where}: the stream {detail}", "a proxy may cut it; --no-stream avoids streaming")
-    raise ServiceError(f"{where}: the first request failed: {outcome} ({detail})", "see the service's log")
+    said = _words_of(target, body, workload.timeout_s) if outcome == "http_error" else ""
+    raise ServiceError(f"{where}: the first request failed: {outcome} ({detail}){said}", "see the service's log")
 
 
 def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
-    """Learn from two one-token requests how many tokens the service counts per word, so that lengths come out right."""
-    seen = []
-    for words in (40, 160):
+    """Learn from four one-token requests how many tokens the service counts per word, so that lengths come out right.
+
+    They are about as long as the workload's own prompts, and half as long.
+    """
+    seen: list[tuple[int, int]] = []
+    usual = max(24, min(2000, round(float(np.mean([c.prompt_tokens.a for c in workload.classes])) / prompter.per_word)))
+    for words in (usual // 2, usual // 2 + 1, usual, usual + 1):
         options = target.options(workload, stream=False)
         body = target.body(prompter.words(10_000_019 + words, words), 1, options)
         count = ask_once(target, body, False, workload.timeout_s).get("prompt_tokens")
         if count:
             seen.append((words, count))
-    if len(seen) < 2:
+    if len(seen) < 4:
         doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
                  "next": "compare with the service's own logs"}  # fmt: skip
         return prompter, [doubt]
     return Prompter.fit(prompter, seen), []
+
+
+def _words_of(target: Target, body: bytes, timeout_s: float) -> str:
+    """The service's own words for refusing ``body``. Only for a prompt of ours: such messages may echo it."""
+    try:
+        _, _, answer = post(target.endpoint, target.endpoint.path, body, timeout_s)
+        error = orjson.loads(answer)
+        error = error.get("error", error)
+        said = str(error["message"] if isinstance(error, dict) else error)
+    except (WhywaitError, orjson.JSONDecodeError, AttributeError, KeyError):
+        return ""
+    return ": " + "".join(c if c.isprintable() else " " for c in said[:300])
 
 
 class _Collect:

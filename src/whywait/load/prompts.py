@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
+
 # Written for whywait. Short factual sentences in plain English; whole sentences are drawn, so text stays natural and
 # the number of tokens per word is steady.
 SENTENCES = tuple(
@@ -87,9 +89,13 @@ class Prompter:
 
     @classmethod
     def fit(cls, base: Prompter, seen: list[tuple[int, int]]) -> Prompter:
-        """With overhead and ratio fitted to (words, tokens) pairs as the service counted them."""
-        (w0, t0), (w1, t1) = seen[0], seen[-1]
-        if w1 <= w0 or t1 <= t0:
+        """With overhead and ratio fitted to (words, tokens) pairs as the service counted them (least squares)."""
+        words, tokens = (np.array(x, dtype=float) for x in zip(*seen, strict=True))
+        if np.ptp(words) == 0:
             return base
-        slope = (t1 - t0) / (w1 - w0)
-        return cls(base.seed, base.cache, base.salt, t0 - slope * w0, slope)
+        slope, overhead = np.polyfit(words, tokens, 1)
+        if slope <= 0:
+            return base
+        # The line must meet the longer prompts exactly: those are the ones that will be sent.
+        overhead = float((tokens - slope * words)[words >= np.median(words)].mean())
+        return cls(base.seed, base.cache, base.salt, overhead, float(slope))

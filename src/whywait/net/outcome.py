@@ -14,7 +14,7 @@ def facts_of(response: Response, chunks: int) -> dict[str, Any]:
     outcome, fault, detail = _outcome(response, chunks)
     out: dict[str, Any] = {"outcome": outcome, "fault": fault, "detail": detail, "status": response.status or None,
                            "finish_reason": response.finish_reason, "trace_id": response.request_id}  # fmt: skip
-    out.update(_usage(response.usage), **_timings(response.timings))
+    out.update(_usage(response.usage), **_stages(response.timings, response.metrics))
     if out.get("output_tokens") is None and isinstance(response.timings.get("predicted_n"), int):
         out["output_tokens"] = response.timings["predicted_n"]
     return out
@@ -69,15 +69,24 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timings(timings: dict[str, Any]) -> dict[str, Any]:
-    """Per-request figures of llama.cpp's server (``timings`` in the last chunk)."""
+def _stages(timings: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+    """What the engine says of its own stages: llama.cpp's ``timings``, vLLM's ``metrics``, in the last event.
 
-    def number(key: str) -> float | None:
-        v = timings.get(key)
+    vLLM counts ``time_to_first_token_ms`` from when the request was scheduled: its queue is not in it.
+    """
+
+    def number(source: dict[str, Any], key: str) -> float | None:
+        v = source.get(key)
         return float(v) if isinstance(v, (int, float)) and v >= 0 else None
 
+    if metrics:
+        return {
+            "engine_queue_ms": number(metrics, "queue_time_ms"),
+            "engine_prefill_ms": number(metrics, "time_to_first_token_ms"),
+            "engine_decode_ms": number(metrics, "generation_time_ms"),
+        }
     return {
-        "engine_prefill_ms": number("prompt_ms"),
-        "engine_decode_ms": number("predicted_ms"),
+        "engine_prefill_ms": number(timings, "prompt_ms"),
+        "engine_decode_ms": number(timings, "predicted_ms"),
         "engine_prefill_tokens": _count(timings, "prompt_n"),
     }

@@ -103,6 +103,7 @@ class Response:
         self.error: dict[str, Any] | None = None
         self.usage: dict[str, Any] = {}
         self.timings: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
         self.request_id: str | None = None
         self.not_sse = False
         self.body = bytearray()
@@ -206,6 +207,8 @@ class Response:
             self.usage = usage
         if timings:
             self.timings = timings
+        if "metrics" in obj and isinstance(obj["metrics"], dict):
+            self.metrics = obj["metrics"]
         if self.request_id is None:
             self.request_id = obj.get("id")
         if not choices:
