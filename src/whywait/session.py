@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.core.recorder import Recorder
+from whywait.core.recorder import Recorder, refuse_used
 from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Schedule, Workload
 from whywait.errors import InternalError, UsageError
@@ -100,6 +100,8 @@ class Session:
 
     def __enter__(self) -> Session:
         o = self.options
+        if o.out:
+            refuse_used(Path(o.out))
         key = read_key(o.api_key_file)
         endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s)
         _may_load(endpoint, o)

@@ -33,10 +33,9 @@ class Recorder:
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory = directory
         spool = directory / "spool"
+        refuse_used(directory)
         try:
             spool.mkdir(parents=True)
-        except FileExistsError:
-            raise UsageError(f"{directory} already holds a run", "choose another --out") from None
         except OSError as exc:
             raise UsageError(f"cannot write to {directory}: {exc.strerror}", "choose another --out") from exc
         self.manifest = manifest
@@ -118,6 +117,18 @@ class Recorder:
 
     def _write(self, what: str, value: Any) -> None:
         self._lines.append(orjson.dumps([what, value]) + b"\n")
+
+
+def refuse_used(directory: Path) -> None:
+    """A run is never written over another.
+
+    Raises:
+        UsageError: ``directory`` holds one, whole or cut off, or is a file.
+    """
+    if (directory / "manifest.json").exists() or (directory / "spool").exists():
+        raise UsageError(f"{directory} already holds a run", "choose another --out")
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file, not a folder", "choose another --out")
 
 
 def chunk_meta(kind: int, tokens: int | None, clock: int) -> int:
