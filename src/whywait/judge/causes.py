@@ -6,6 +6,7 @@ A rule never guesses: without evidence its verdict is ``undecided`` with the che
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from whywait.judge.evidence import MIXED, Evidence, Seen, ratio
 from whywait.judge.verdict import Verdict
@@ -139,52 +140,92 @@ def _mixed_gaps(e: Evidence, mixed: Seen) -> Verdict:
 
 
 def decode(e: Evidence) -> list[Verdict]:
-    """What bounds a decode step: weight reads, which a bigger batch shares, or compute, which it does not."""
+    """What bounds a decode step at concurrency 1: what the batch shares (the weights) or what each sequence adds.
+
+    Model: a step of n sequences takes shared + n x each. Two widths give both. The median gap stands for the step, so
+    that stalls by prefill do not enter. Sharing shows weight reads (with unpacking), growth shows compute.
+    """
     one = e.single()
-    if one is None or one.share["decode"] < PRESENT:
+    base = _step_ms(one) if one is not None else None
+    if one is None or base is None or one.share["decode"] < PRESENT:
         return []
-    more = [p for p in e.plain if p.mode == "concurrency" and p.target > 1]
     slots = e.engine.get("slots") or e.seen_limit() or float("inf")
-    pairs = [(min(p.target, slots), ratio(p.tokens_per_s, one.tokens_per_s)) for p in more]
-    usable = [(width, gain) for width, gain in pairs if gain is not None and width > 1]
-    evidence = [
-        f"at {one.name} decode is {percent(one.share['decode'])} of the requests' time, {ms(one.p('tpot_ms'))} a token"
-    ]
-    model = _modelled(e, one)
     step = f"measure a second concurrency: --concurrency 1,{min(8, int(min(slots, 8)))}"
+    facts = [f"at {one.name} decode is {percent(one.share['decode'])} of the requests' time, {ms(base)} a step"]
+    least = _least(e)
+    lines = _roofline(e, least, base)
+    undecided = Verdict(
+        "decode",
+        "Decode takes most of the time; what bounds a step needs a second concurrency",
+        "undecided",
+        one.share["decode"],
+        where=one.name,
+        how="modelled",
+        evidence=(*facts, *lines),
+        next_step=step,
+        point=one.number,
+    )
+    widths = [(min(p.target, slots), _step_ms(p)) for p in e.plain if p.mode == "concurrency" and p.target > 1]
+    usable = [(width, wide) for width, wide in widths if wide is not None and width > 1]
     if not usable:
-        return [Verdict("decode", "Decode takes most of the time; what bounds a step needs a second concurrency",
-                        "undecided", one.share["decode"], where=one.name, how="inferred",
-                        evidence=(*evidence, *model), next_step=step, point=one.number)]  # fmt: skip
-    width, gain = max(usable, key=lambda x: x[0])
-    efficiency = (gain - 1) / (width - 1)
-    evidence.append(f"{width:g} sequences at once make {gain:.2f}× the tokens/s of one "
-                    f"({percent(max(0.0, efficiency))} of a free ride)")  # fmt: skip
-    evidence += model
-    if efficiency >= 0.6:
-        kind, lever = "weight reads", f"bigger batches are nearly free; fewer bytes: {e.flag('weight_dtype')}"
-    elif efficiency <= 0.35:
-        kind, lever = "compute", f"more cores or faster kernels: {e.flag('cpu_threads') or 'a faster device'}"
-    else:
-        claim = f"Decode is bound partly by weight reads, partly by compute (batching gives {percent(efficiency)})"
-        return [Verdict("decode", claim, "undecided", one.share["decode"], where=one.name, how="modelled",
-                        evidence=tuple(evidence), next_step=step, point=one.number)]  # fmt: skip
-    claim = f"Decode is bound by {kind} (modelled, from how batching scales)"
-    return [Verdict(f"decode bound by {kind}", claim, "holds", one.share["decode"], where=one.name, how="modelled",
-                    evidence=tuple(evidence), lever=lever, point=one.number,
-                    next_step="a profiler of the engine would settle it (perf stat: cache misses, IPC)")]  # fmt: skip
+        return [undecided]
+    width, wide = min(usable, key=lambda x: x[0])
+    each = max(0.0, (wide - base) / (width - 1))
+    shared = max(0.0, base - each)
+    part = shared / (shared + each) if shared + each > 0 else 0.0
+    facts.append(
+        f"a step of {width:g} sequences takes {ms(wide)}: {ms(shared)} that the batch shares, and {ms(each)} "
+        "for each sequence (modelled)"
+    )
+    found = replace(undecided, evidence=(*facts, *lines))
+    if 0.4 < part < 0.6:
+        claim = f"Decode is bound about equally by what a batch shares ({percent(part)}) and by what each sequence adds"
+        return [replace(found, claim=claim)]
+    return [_bound(e, found, part, shared, least)]
 
 
-def _modelled(e: Evidence, one: Seen) -> list[str]:
-    rates, tpot = e.machine.get("engine_rates"), one.p("tpot_ms")
-    size, params = e.engine.get("model_bytes"), e.engine.get("model_params")
-    if not rates or not size or not params or not tpot:
-        return []
+def _bound(e: Evidence, found: Verdict, part: float, shared: float, least: dict[str, float] | None) -> Verdict:
+    kind, lever = "compute", f"more cores or faster kernels: {e.flag('cpu_threads') or 'a faster device'}"
+    against: tuple[str, ...] = ()
+    if part >= 0.6:
+        kind, lever = "weight reads", f"larger batches are nearly free; fewer bytes: {e.flag('weight_dtype')}"
+        if least is not None and least["weight reads"] < 0.5 * shared:
+            against = (
+                f"reading alone needs only {ms(least['weight reads'])} of the shared {ms(shared)} at the rate measured "
+                "here; the rest is unpacking or overhead of a step, which a batch shares too",
+            )
+    size = percent(part if kind == "weight reads" else 1 - part)
+    return replace(
+        found,
+        cause=f"decode bound by {kind}",
+        claim=f"At {found.where} decode is bound by {kind} ({size} of a step, modelled)",
+        state="holds",
+        against=against,
+        lever=lever,
+        next_step="a profiler of the engine would settle it (perf stat: cache misses, IPC)",
+    )
+
+
+def _step_ms(p: Seen) -> float | None:
+    return p.p("itl_ms") or p.p("chunk_gap_ms")
+
+
+def _least(e: Evidence) -> dict[str, float] | None:
+    """Roofline of a decode step of one sequence, ms by resource; None where machine or model are not known."""
+    rates, size, params = e.machine.get("engine_rates"), e.engine.get("model_bytes"), e.engine.get("model_params")
+    if not rates or not size or not params:
+        return None
     machine = Machine(rates["read_bytes_per_s"], rates["f32_flops_per_s"], rates["how"])
-    least = decode_step_s(Model(size, params), machine, 1)
-    reads, compute = least["weight reads"] * 1e3, least["compute"] * 1e3
-    return [f"roofline (modelled): weight reads take at least {ms(reads)} and compute {ms(compute)} of the "
-            f"{ms(tpot)} per token ({rates['how']}, threads: {rates['threads']})"]  # fmt: skip
+    return {k: v * 1e3 for k, v in decode_step_s(Model(size, params), machine, 1).items()}
+
+
+def _roofline(e: Evidence, least: dict[str, float] | None, step: float | None) -> list[str]:
+    if least is None or not step:
+        return []
+    rates = e.machine["engine_rates"]
+    reads = ms(least["weight reads"])
+    return [f"roofline (modelled): of the {ms(step)} weight reads need at least {reads} and compute "
+            f"{ms(least['compute'])} ({rates['how']}, threads: {rates['threads']})"]  # fmt: skip
 
 
 def want_of_load(e: Evidence) -> list[Verdict]:
