@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis_runs import MS, S, Service, make_run, stream
 
+from tests.analysis_runs import MS, S, Service, make_run, stream
 from whywait.core.check import violations
 from whywait.core.run import Run
 from whywait.core.table import Table
@@ -74,7 +74,10 @@ def test_kv_blocks_stay_within_the_total():
     steps = Table.from_rows("steps", [{"t_ns": 1, "took_ns": 5, "kv_used": 11}, {"t_ns": 9, "took_ns": -1}])
     run = make_run([{"sent_ns": 1, "end_ns": 9, "outcome": "reset"}], engine={"kv_blocks": 10})
     run = Run(run.manifest, run.points, run.requests, run.chunks, steps, run.readings)
-    assert violations(run) == ["9: step of negative length: 1 (1)", "9: more KV blocks in use than the 10 there are: 1 (0)"]
+    assert violations(run) == [
+        "9: step of negative length: 1 (1)",
+        "9: more KV blocks in use than the 10 there are: 1 (0)",
+    ]
 
 
 def test_only_a_few_ids_are_listed():

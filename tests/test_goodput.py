@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis_runs import MS, S, Service, make_run, messy_runs, stream
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.analysis_runs import MS, S, Service, make_run, messy_runs, stream
 from whywait.analyze.goodput import answer_tokens, goodput, meets
 from whywait.analyze.window import Window
 from whywait.errors import UsageError
@@ -110,7 +110,10 @@ def test_goodput_of_a_service_within_its_slo_is_all_of_it():
     assert g.effective_tokens_per_s == g.answer_tokens_per_s
 
 
-@given(messy_runs(orderly=False), st.dictionaries(st.sampled_from(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms")), st.just(99.0)))
+@given(
+    messy_runs(orderly=False),
+    st.dictionaries(st.sampled_from(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms")), st.just(99.0)),
+)
 def test_only_ok_requests_are_good(run, slo):
     one = run.point(0)
     g = goodput(one, slo)

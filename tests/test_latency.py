@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis_runs import MS, S, Service, make_run, messy_runs, stream
 from hypothesis import given
 
+from tests.analysis_runs import MS, S, Service, make_run, messy_runs, stream
 from whywait.analyze.latency import content, gaps, latency_summary, origin_ns, per_request, worst_itl_ms
 
 
 def _one(times_ms, tokens=None, lows=None, counts=None, **columns):
     """One request sent at 1000 ms with content chunks at these times (ms)."""
     t = [round(v * MS) for v in times_ms]
-    row = {"due_ns": 900 * MS, "sent_ns": 1000 * MS, "accepted_ns": 1000 * MS, "first_ns": t[0], "first_answer_ns": t[0],
-           "last_ns": t[-1], "end_ns": t[-1] + 5 * MS, "output_tokens": tokens, "content_chunks": len(t), **columns}  # fmt: skip
+    row = {
+        "due_ns": 900 * MS, "sent_ns": 1000 * MS, "accepted_ns": 1000 * MS, "first_ns": t[0], "first_answer_ns": t[0],
+        "last_ns": t[-1], "end_ns": t[-1] + 5 * MS, "output_tokens": tokens, "content_chunks": len(t), **columns,
+    }  # fmt: skip
     low = [None if v is None else round(v * MS) for v in lows] if lows else None
     return row, stream(0, t, low, counts)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from analysis_runs import MS, S, Service, gauge_rows, make_run, messy_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.analysis_runs import MS, S, Service, gauge_rows, make_run, messy_runs
 from whywait.analyze.occupancy import CATEGORIES, device_account
 
 
@@ -122,7 +122,8 @@ def test_cpu_time_of_others_or_of_a_part_of_the_window_bounds_nothing():
 def test_a_service_short_of_load_idles_without_work():
     service = Service(slots=1, rtt_ns=0)
     run = service.open([500 * MS] * 20)  # each takes 350 ms
-    shares = {k: v / run_total for k, v in device_account(run).ns.items() for run_total in [device_account(run).total_ns]}
+    a = device_account(run)
+    shares = {k: v / a.total_ns for k, v in a.ns.items()}
     assert shares["idle_no_work"] == pytest.approx(0.3, abs=0.02)
     assert shares["prefill_busy"] == pytest.approx(0.1, abs=0.01)
     assert shares["decode_busy"] == pytest.approx(0.6, abs=0.02)

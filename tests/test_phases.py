@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
 from hypothesis import given, settings
 
+from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
 from whywait.analyze.latency import origin_ns
 from whywait.analyze.phases import PHASES, account, others_in_flight, point_account, prefill_windows
 from whywait.core.run import Run
@@ -98,6 +98,17 @@ def test_waiting_readings_are_evidence_while_it_waits(readings, queue):
         assert account(run).causes[0]["queue"] == {"unknown": 1.0}
 
 
+def test_of_a_burst_any_may_be_the_one_that_waits():
+    # Both were sent at once on one slot; the engine took the second first.
+    rows = [
+        _one(first=300, last=400, end=400, engine_prefill_ms=60),
+        _one(first=60, last=200, end=200, engine_prefill_ms=60),
+    ]
+    run = make_run(rows, readings=gauge_rows("waiting", [(S + 50 * MS, 1), (S + 190 * MS, 1)]), engine={"slots": 1})
+    assert _phase(run, "queue").tolist() == [240 * MS, 0]
+    assert account(run).causes[0]["queue"] == {"slot limit": 1.0}
+
+
 def test_an_empty_queue_read_meanwhile_outranks_the_count_of_requests():
     # Five in flight on four slots, but most of their time is on the wire: the engine never queued anything.
     rows = [_one(first=300, last=400, end=400, engine_prefill_ms=60) for _ in range(5)]
@@ -106,6 +117,30 @@ def test_an_empty_queue_read_meanwhile_outranks_the_count_of_requests():
     run = make_run(rows, readings=gauge_rows("waiting", [(S + 100 * MS, 0)]), engine={"slots": 4})
     assert not _phase(run, "queue").any()
     assert _phase(run, "unknown")[-1] == 240 * MS
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "queue"),
+    [
+        ((100, 400, 300, 0), 300),  # it ended its prefill just when the other began its own
+        ((100, 400, 300, 1), None),  # on another replica
+        ((100, 370, 300, 0), None),  # 30 ms before: no reason to have waited the whole time
+        ((100, 405, 305, 0), 300),
+    ],
+)
+def test_a_wait_behind_a_neighbours_prefill(neighbour, queue):
+    sent, first, prefill, replica = neighbour
+    steady = [S + (450 + 20 * i) * MS for i in range(10)]
+    one = _one(first=450, last=630, end=630, engine_prefill_ms=50)
+    two = {
+        **_one(first=first, last=1500, end=1500, engine_prefill_ms=prefill, replica=replica),
+        "sent_ns": S + sent * MS,
+    }
+    run = make_run([one, two], stream(0, steady), engine={"slots": 4})
+    acc = account(run)
+    assert _ms(run).get("queue") == queue
+    assert _ms(run)["unknown"] == (100 if queue else 400)
+    assert acc.causes[0].get("queue") == ({"neighbour's prefill": 1.0} if queue else None)
 
 
 def test_the_engines_own_queue_figure_is_measured():
@@ -238,11 +273,33 @@ def test_without_a_decode_histogram_the_clients_decode_stays():
     assert found["unknown"]["ms"] == pytest.approx(100)
 
 
+def test_littles_law_and_totals_stand_in_for_histograms():
+    # Ten requests over the point's 4 s; on average 0.75 waited, so each waited 300 ms.
+    rows = [_one(first=500, last=700, end=700) for _ in range(10)]
+    readings = [*gauge_rows("waiting", [(t, 0.75) for t in range(0, 5 * S, S // 4)]),
+                *gauge_rows("prefill_seconds_total", [(0, 2.0), (4 * S, 3.0)])]  # fmt: skip
+    run = make_run(rows, readings=readings, points=[{"target": 10, "start_ns": 0, "end_ns": 4 * S}])
+    found = point_account(run, 0)["phases"]
+    assert found["queue"] == {"ms": pytest.approx(300), "how": "derived"}
+    assert found["prefill"] == {"ms": pytest.approx(100), "how": "derived"}
+    assert found["decode"] == {"ms": 200, "how": "measured"}
+    assert found["unknown"]["ms"] == pytest.approx(100)
+
+
+def test_what_requests_know_themselves_is_not_derived():
+    rows = [_one(first=500, last=700, end=700, engine_prefill_ms=60, engine_queue_ms=300)] * 10
+    assert point_account(make_run(rows, readings=_histograms(0.2, 0.1, 0.2)), 0) is None
+    rows = [_one(first=500, last=700, end=700, engine_prefill_ms=60)] * 10  # no slots, no readings: no queue known
+    found = point_account(make_run(rows, readings=_histograms(0.2, 0.1, None)), 0)["phases"]
+    assert found["prefill"] == {"ms": 60, "how": "measured"}
+    assert found["queue"] == {"ms": pytest.approx(200), "how": "derived"}
+
+
 def test_histograms_that_hold_too_much_are_cut_and_doubted():
     run = make_run([_one(first=500, last=700, end=700)] * 10, readings=_histograms(0.9, 0.1, 0.2))
     found = point_account(run, 0)
     assert sum(v["ms"] for v in found["phases"].values()) == pytest.approx(700)
-    assert "histograms" in found["doubts"][0]["what"]
+    assert "hold more time" in found["doubts"][0]["what"]
 
 
 def test_no_histograms_no_point_account():

@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whywait.analyze.stats import (
@@ -28,6 +28,7 @@ def test_upper_bound_exists_from_the_stated_count_on(q, n):
     assert order_ranks(n, 1 - q)[0] == 1
 
 
+@settings(deadline=None)
 @given(st.integers(1, 80), st.sampled_from((0.05, 0.5, 0.9, 0.95, 0.99)))
 def test_ranks_are_those_of_the_exact_binomial(n, q):
     def below(k):  # P(B <= k)
@@ -101,6 +102,7 @@ def test_summary_of_one_value_has_no_interval():
     assert s["ci"]["p50"] == s["ci"]["mean"] == [None, None]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=120), st.floats(0.02, 0.98))
 def test_an_interval_holds_its_value(values, q):
     e = percentile(np.array(values), q)

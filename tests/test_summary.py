@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs
 from hypothesis import given, settings
 
+from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs
 from whywait.analyze.phases import PHASES
 from whywait.analyze.summary import knee, summarize
 from whywait.core.columns import OUTCOMES
@@ -134,7 +134,7 @@ def test_a_run_without_points():
     assert (s["points"], s["knee"]) == ([], None)
 
 
-def _point(target, rate, ttft=50.0, ci=None, mode="concurrency", queue=None):
+def _point(target, rate, ttft=50.0, *, ci=None, mode="concurrency", queue=None):
     return {"mode": mode, "target": target, "output_tokens_per_s": rate, "requests_per_s": rate, "queue": queue,
             "output_tokens_per_s_ci": ci, "ttft_ms": {"p50": ttft}, "e2e_ms": {"p50": 500.0}}  # fmt: skip
 
@@ -154,6 +154,7 @@ def _point(target, rate, ttft=50.0, ci=None, mode="concurrency", queue=None):
         ([_point(1, 10), _point(2, 10, 90, mode="rate")], None),
         ([_point(1, None), _point(2, None)], None),
         ([_point(1, 10)], None),
+        ([_point(1, 10), {**_point(2, 10, 90), "label": "long prompts mixed in"}, _point(4, 40)], None),
         ([], None),
     ],
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
 from hypothesis import given
 
+from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
 from whywait.analyze.trust import doubts, foreign
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
@@ -45,7 +45,10 @@ def test_late_sends_and_reads():
     run = _sound()
     assert "sends were 8.00 ms late" in _said(_with(run, due_ns=run.requests["sent_ns"] - 8 * MS), "did not keep up")
     assert _said(_with(run, due_ns=run.requests["sent_ns"] - 2 * MS), "did not keep up") is None
-    client = {"read_lag_ms": {"p50": 0.1, "p99": 20}, "cpu_share": 0.97}
+    slow = Service(gap_ms=100).closed(4, 400)  # 8 ms of 1,550 are nothing
+    assert _said(_with(slow, due_ns=slow.requests["sent_ns"] - 8 * MS), "did not keep up") is None
+    wall = int(run.points["end_ns"][0] - run.points["start_ns"][0])
+    client = {"read_lag_ms": {"p50": 0.1, "p99": 20}, "cpu_ns_by_point": {"0": 0.97 * wall}}
     why = _said(_with(run, {"client": client}), "did not keep up")
     assert "reads were 20.0 ms late" in why
     assert "97 % of a core" in why
@@ -178,4 +181,5 @@ def test_no_run_is_too_broken_to_doubt(run):
 
 
 def test_an_empty_run():
-    assert doubts(Run(Manifest(), *(Table.empty(n) for n in ("points", "requests", "chunks", "steps", "readings")))) == []
+    names = ("points", "requests", "chunks", "steps", "readings")
+    assert doubts(Run(Manifest(), *(Table.empty(n) for n in names))) == []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis_runs import MS, S, Service, join, make_run, messy_runs, stream
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.analysis_runs import MS, S, Service, join, make_run, messy_runs, stream
 from whywait.analyze.latency import content
 from whywait.analyze.window import (
+    Spans,
     Window,
     in_flight,
     request_rate,
@@ -34,6 +35,14 @@ def test_sweep_counts_open_intervals(pairs):
     times, counts = sweep(starts, ends)
     for t, n in zip(times, counts, strict=True):
         assert n == sum(a <= t < b for a, b in pairs)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted), max_size=8), st.integers(-2, 33))
+def test_spans_are_covered_once(pairs, t):
+    spans = Spans.of(*(np.array([p[i] for p in pairs], dtype=np.int64) for i in (0, 1)))
+    assert (spans.starts[1:] > spans.stops[:-1]).all()
+    assert spans.covered(np.array([t])) == sum(any(a <= x < b for a, b in pairs) for x in range(-2, t))
+    assert spans.ends_near(np.array([t]), np.array([2])) == any(abs(b - t) <= 2 for _, b in pairs)
 
 
 def test_back_to_back_requests_are_never_two_at_once():
@@ -98,7 +107,7 @@ def test_windows_are_filled_per_point_and_kept():
 
 
 def test_rates_of_synchronous_waves_are_the_services():
-    # Four places, each request 350 ms: 4 / 0.35 s, though they all end at once and the window is no whole number of waves.
+    # Four places, 350 ms each: 4 / 0.35 s, though all end at once and the window is no whole number of waves.
     run = Service(slots=4, rtt_ns=0).closed(4, 40)
     w = window_of(run)
     assert request_rate(run, w, _all(run)) == pytest.approx(4 / 0.35, rel=0.001)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait.analyze.summary import summarize
+from whywait.analyze.trust import foreign
 from whywait.analyze.window import with_windows
 from whywait.core.recorder import discard_spool
 from whywait.core.run import Run, write_json
@@ -31,6 +32,7 @@ from whywait.lab.state import Engine
 from whywait.load.driver import Progress
 from whywait.session import Load, Options, Say, Session, stderr
 
+FOREIGN_STOP = 0.05  # growth of the engine's counters beyond what we sent, as a share of it
 Watch = Callable[[Progress], None]
 
 
@@ -63,7 +65,7 @@ def measure(
     """
     with Session(options, say, watch, engine) as s:
         for load in loads:
-            if not s.point(load):
+            if not _point(s, load):
                 break
         return _complete(s)
 
@@ -116,6 +118,19 @@ def command(
         yield engine
 
 
+def _point(s: Session, load: Load) -> bool:
+    """Drive a point; on a service that is not ours, go no further once somebody else's traffic is seen there."""
+    if not s.point(load):
+        return False
+    if not s.target.endpoint.loopback:
+        run = s.snapshot()
+        others = [f for f in foreign(run, int(run.points["point"].max())) if f.excess > FOREIGN_STOP * f.sent_high]
+        if others:
+            s.stop(f"foreign traffic: {others[0].name} grew by {others[0].excess:.0f} more than was sent")
+            return False
+    return True
+
+
 def write_report(result: Result, path: Path) -> None:
     """The self-contained HTML report of a result."""
     from whywait.report.html import render
@@ -141,7 +156,7 @@ def _ladder(s: Session, deadline: float, only_one: bool) -> None:
         if i and span < max(2.0, 1.5 * took):
             s.doubt(f"concurrency {c} and above were not measured", "the time budget ran out", "--budget 10m")
             break
-        if not s.point(Load("concurrency", c, duration_s=max(span, 2.0))):
+        if not _point(s, Load("concurrency", c, duration_s=max(span, 2.0))):
             return
         rate = s.last_tokens_per_s or 0.0
         flat = flat + 1 if rate < 1.1 * best else 0

@@ -35,6 +35,7 @@ from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.probe import bench, host
 from whywait.probe.listener import listening_pids
 from whywait.probe.sampler import Config, SamplerProcess
+from whywait.probe.spool import read_spool
 from whywait.units import NS_PER_S
 
 Say = Callable[[str], None]
@@ -106,6 +107,7 @@ class Session:
         endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s)
         _may_load(endpoint, o)
         self.target = preflight.find(endpoint, o.model)
+        self._announce()
         first = preflight.first_request(self.target, o.workload, o.stream)
         salt = secrets.token_hex(4)
         prompter = Prompter(o.workload.seed, o.workload.cache, salt)
@@ -171,6 +173,15 @@ class Session:
         own = (self.engine.slots or self.engine.max_num_seqs) if self.engine is not None else None
         return own or self.target.limits.get("slots")
 
+    def snapshot(self) -> Run:
+        """The last point so far as recorded, with what the sampler has read."""
+        spool = self.directory / "spool" / "readings.jsonl"
+        return self.recorder.peek(read_spool(spool) if spool.exists() else ())
+
+    def stop(self, reason: str) -> None:
+        """No further point; the Run is labelled PARTIAL with this reason."""
+        self.reason = self.reason or reason
+
     def doubt(self, what: str, why: str, next_: str) -> None:
         self._doubts.append({"what": what, "why": why, "next": next_})
 
@@ -217,6 +228,17 @@ class Session:
             if failed > ERROR_SHARE_STOP:
                 return f"{failed:.0%} of the requests failed (limit {ERROR_SHARE_STOP:.0%} on a service not our own)"
         return ""
+
+    def _announce(self) -> None:
+        """Before load on a service that is not here: the most it will be sent."""
+        if self.target.endpoint.loopback or not self.options.load_ok:
+            return
+        o, n = self.options, self.options.max_requests
+        tokens = sum(c.share * (c.prompt_tokens.a + c.output_tokens.a) for c in o.workload.classes)
+        tokens /= sum(c.share for c in o.workload.classes)
+        most = f"at most {n} requests, about {n * tokens:,.0f} tokens" if n else f"requests of some {tokens:,.0f} tokens"
+        where = self.target.endpoint.netloc
+        self._say(f"load on {where}: {most}; it stops at {ERROR_SHARE_STOP:.0%} errors or foreign traffic")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal:  # the second time: leave at once

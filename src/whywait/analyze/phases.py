@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.counters import delta, series
+from whywait.analyze.counters import delta, gauge, series
 from whywait.analyze.latency import CLOSED, OK, Content, Gaps, content, gaps, origin_ns
 from whywait.analyze.stats import Doubt
+from whywait.analyze.window import Spans
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
@@ -61,53 +62,63 @@ class _Line:
     ok: Array
 
 
+@dataclass(frozen=True)
+class _Split:
+    """The time from sent to the first token in its parts (int64 ns; ``behind`` is the part of queue behind a
+    neighbour's prefill), and what they rest on (bool); the prefill windows of all on one time line, on which each
+    request is moved by its ``shift``."""
+
+    network: Array
+    prefill: Array
+    queue: Array
+    has_prefill: Array
+    told: Array
+    judged: Array
+    by_slots: Array
+    behind: Array
+    overshoot: Array
+    windows: Spans
+    shift: Array
+
+
 def account(run: Run, c: Content | None = None) -> RequestAccount:
     """The request account of ``run`` (any number of points); ``c`` is ``content(run)`` when the caller has it.
 
     Rules (DESIGN 3): client = sent − origin. Network = connect time + smallest round trip, at most the time to the
     first token. Prefill = the engine's own figure. Queue = the engine's own figure; else what is left before the first
     token if the engine was seen full: a ``waiting`` reading above 0 meanwhile, or, where none was read meanwhile, at
-    least ``manifest.engine["slots"]`` other requests in flight when it was sent. Decode = last − first less stalls.
+    least ``manifest.engine["slots"]`` other requests in flight when it was sent; else the part of it during which
+    others were in prefill, if its own prefill began just when one of theirs ended. Decode = last − first less stalls.
     Stall = the part of a gap beyond the request's median gap (for gaps above 1.5 ×) during which another request was
     in prefill; of coalesced chunks only the certain part of a gap counts. All else is unknown.
     """
-    line = _line(run)
-    phases = np.zeros((len(line.end), len(PHASES)), dtype=np.int64)
-    client = line.sent - line.origin
-    phases[:, CLIENT] = client
-    wait = line.first - line.sent
-    network = np.minimum(_ns(run.requests["connect_ns"]) + _ns(run.requests["rtt_ns"]), wait)
-    phases[:, NETWORK] = network
-    said = run.requests["engine_prefill_ms"]
-    has_prefill = ~np.isnan(said) & line.has_first
-    asked = np.where(has_prefill, _ns(said * NS_PER_MS), 0)
-    prefill = np.minimum(asked, wait - network)
-    phases[:, PREFILL] = prefill
-    rest = wait - network - prefill
-    full, slots, judged = _seen_full(run, line, line.first - prefill)
-    told = ~np.isnan(run.requests["engine_queue_ms"])
-    queue = np.where(full & has_prefill, rest, 0)
-    queue = np.where(told, np.minimum(_ns(run.requests["engine_queue_ms"] * NS_PER_MS), rest), queue)
-    phases[:, QUEUE] = queue
-    decode = line.last - line.first
-    stall, unexplained = _stalls(run, line, np.where(has_prefill, prefill, -1), content(run) if c is None else c)
-    phases[:, STALL] = np.minimum(stall, decode)
-    phases[:, DECODE] = decode - phases[:, STALL]
-    after = line.end - line.last
+    line, req = _line(run), run.requests
+    g = gaps(content(run) if c is None else c)
+    typical = _typical(g, len(req), req["point"])
+    wait, decode, after = line.first - line.sent, line.last - line.first, line.end - line.last
+    split = _before_first(run, line, np.where(np.isfinite(typical), typical / 2, 0))
+    stall, unexplained = _stalls(g, typical, split)
+    stall = np.minimum(stall, decode)
+    rest = wait - split.network - split.prefill - split.queue
+    phases = np.zeros((len(req), len(PHASES)), dtype=np.int64)
+    phases[:, CLIENT] = line.sent - line.origin
+    phases[:, NETWORK], phases[:, QUEUE], phases[:, PREFILL] = split.network, split.queue, split.prefill
+    phases[:, DECODE], phases[:, STALL] = decode - stall, stall
     phases[:, TAIL] = np.where(line.ok, after, 0)
-    phases[:, UNKNOWN] = rest - queue + np.where(line.ok, 0, after)
+    phases[:, UNKNOWN] = rest + np.where(line.ok, 0, after)
     cause_ns = {
-        ("queue", SLOT_LIMIT): np.where(slots, queue, 0),
-        ("queue", "unknown"): np.where(slots, 0, queue),
-        ("stall", NEIGHBOUR): phases[:, STALL].copy(),
-        ("decode", "unknown"): np.minimum(unexplained, phases[:, DECODE]),
+        ("queue", SLOT_LIMIT): np.where(split.by_slots, split.queue - split.behind, 0),
+        ("queue", NEIGHBOUR): split.behind,
+        ("queue", "unknown"): np.where(split.by_slots, 0, split.queue - split.behind),
+        ("stall", NEIGHBOUR): stall,
+        ("decode", "unknown"): np.minimum(unexplained, decode - stall),
     }
-    point = run.requests["point"]
-    judged &= has_prefill
-    how = {int(p): _how(run, point == p, line.has_first, (has_prefill, told, judged)) for p in np.unique(point)}
+    point = req["point"]
+    evidence = (split.has_prefill, split.told, split.judged)
+    how = {int(p): _how(run, point == p, line.has_first, evidence) for p in np.unique(point)}
     causes = {p: _shares(phases, cause_ns, point == p) for p in how}
-    doubts = _overshoot(asked - (wait - network), wait, has_prefill)
-    return RequestAccount(run.requests["id"], point, phases, line.end - line.origin, how, cause_ns, causes, doubts)
+    doubts = _overshoot(split.overshoot, wait, split.has_prefill)
+    return RequestAccount(req["id"], point, phases, line.end - line.origin, how, cause_ns, causes, doubts)
 
 
 def prefill_windows(run: Run) -> tuple[Array, Array]:
@@ -135,47 +146,64 @@ def others_in_flight(run: Run) -> Array:
 
 
 def point_account(run: Run, point: int, acc: RequestAccount | None = None) -> dict[str, Any] | None:
-    """Mean phases of one point where the engine has only histograms (``*_seconds_sum`` and ``_count`` readings).
+    """Mean phases of one point from what the engine says of all requests together, where it says less of each.
+
+    Only phases that no request knows are ``derived``: queue from the histogram ``queue_seconds``, else by Little's law
+    (mean number waiting = arrivals per second × mean wait; Little, Oper. Res. 9 (1961) 383) from the ``waiting``
+    readings; prefill from ``prefill_seconds``, else from the growth of ``prefill_seconds_total``; decode from
+    ``decode_seconds``, which ends in the engine and so leaves a buffering path in ``unknown``.
 
     Returns:
         ``{"phases": {phase: {"ms": mean per request, "how": …}}, "requests": n, "doubts": […]}`` over the requests that
-        have a last token; the phases add up to their mean end − origin. Queue, prefill and decode are ``derived``
-        from the growth of the histograms' sums over the point. None where the engine has no such histogram.
+        have a last token; the phases add up to their mean end − origin. None where requests know queue and prefill
+        themselves, or the engine says nothing.
     """
-    part = run.requests["point"] == point
     acc = account(run) if acc is None else acc
-    mine = part & ~np.isnan(run.requests["last_ns"])
-    row = int(np.flatnonzero(run.points["point"] == point)[0])
-    span = (int(run.points["start_ns"][row]), int(run.points["end_ns"][row]))
-    means = {name: histogram_mean_ms(run, f"{name}_seconds", span) for name in ("queue", "prefill", "decode")}
-    if all(v is None for v in means.values()) or not mine.any():
+    part = acc.point == point
+    mine, how = part & ~np.isnan(run.requests["last_ns"]), acc.how.get(point, {})
+    means = _engine_means(run, point, how) if mine.any() else {}
+    if not means:
         return None
     known = acc.phases[mine].mean(axis=0) / NS_PER_MS
-    left = float(known.sum() - known[CLIENT] - known[NETWORK] - known[TAIL])
-    available = left
-    out: dict[str, dict[str, Any]] = {
-        p: {"ms": float(known[i]), "how": acc.how[point][p]} for i, p in enumerate(PHASES)
-    }
-    if means["decode"] is not None:
+    out: dict[str, dict[str, Any]] = {p: {"ms": float(known[i]), "how": how[p]} for i, p in enumerate(PHASES)}
+    out.update({name: {"ms": mean, "how": "derived"} for name, mean in means.items()})
+    if "decode" in means:
         out["stall"] = {"ms": 0.0, "how": "unknown"}  # inside the engine's decode time
-    for name in ("queue", "prefill", "decode", "stall", "frontend"):
-        if name in means and (means[name] is not None or name != "decode"):
-            mean = means[name]
-            out[name] = {"ms": mean or 0.0, "how": "unknown" if mean is None else "derived"}
+    inner = ("queue", "prefill", "decode", "stall", "frontend")
+    left = available = float(known.sum() - known[CLIENT] - known[NETWORK] - known[TAIL])
+    wanted = sum(out[name]["ms"] for name in inner)
+    for name in inner:
         out[name]["ms"] = min(out[name]["ms"], left)
         left -= out[name]["ms"]
-    out["unknown"] = {"ms": max(left, 0.0), "how": "unknown"}
-    engine = sum(v for v in means.values() if v is not None)
+    out["unknown"]["ms"] = max(left, 0.0)
     doubts: list[Doubt] = []
-    if engine > available * (1 + OVERSHOOT):
+    if wanted > available * (1 + OVERSHOOT):
         doubts.append(
             {
-                "what": f"point {point}: the engine's histograms hold more time than our requests took",
-                "why": f"{engine:.1f} ms per request against {available:.1f} ms seen by the client",
-                "next": "look for foreign traffic in the same histograms",
+                "what": "the engine's own figures hold more time than our requests took",
+                "why": f"{wanted:.1f} ms per request against {available:.1f} ms seen by the client",
+                "next": "look for foreign traffic in the same counters",
             }
         )
     return {"phases": out, "requests": int(mine.sum()), "doubts": doubts}
+
+
+def _engine_means(run: Run, point: int, how: dict[str, str]) -> dict[str, float]:
+    """Mean ms per request of the phases that only the engine's counters and gauges know, where they were read."""
+    if how["queue"] != "unknown" and how["prefill"] != "unknown":
+        return {}
+    row = int(np.flatnonzero(run.points["point"] == point)[0])
+    span = (int(run.points["start_ns"][row]), int(run.points["end_ns"][row]))
+    part = run.requests["point"] == point
+    found = {name: histogram_mean_ms(run, f"{name}_seconds", span) for name in ("queue", "prefill", "decode")}
+    sent = int((part & ~np.isnan(run.requests["sent_ns"])).sum())
+    begun = int((part & ~np.isnan(run.requests["first_ns"])).sum())
+    waiting, spent = gauge(run.readings, "waiting", span), delta(run.readings, "prefill_seconds_total", span)
+    if found["queue"] is None and waiting is not None and sent:
+        found["queue"] = waiting.mean * (span[1] - span[0]) / sent / NS_PER_MS
+    if found["prefill"] is None and spent is not None and begun:
+        found["prefill"] = spent.high * NS_PER_S / begun / NS_PER_MS
+    return {k: v for k, v in found.items() if v is not None and (k == "decode" or how[k] == "unknown")}
 
 
 def histogram_mean_ms(run: Run, name: str, span: tuple[int, int]) -> float | None:
@@ -209,6 +237,42 @@ def _line(run: Run) -> _Line:
     return _Line(i[0], i[1], i[2], i[3], i[4], has_first, req["outcome"] == OK)
 
 
+def _before_first(run: Run, line: _Line, slack: Array) -> _Split:
+    req, wait = run.requests, line.first - line.sent
+    network = np.minimum(_ns(req["connect_ns"]) + _ns(req["rtt_ns"]), wait)
+    has_prefill = ~np.isnan(req["engine_prefill_ms"]) & line.has_first
+    asked = np.where(has_prefill, _ns(req["engine_prefill_ms"] * NS_PER_MS), 0)
+    prefill = np.minimum(asked, wait - network)
+    rest, begin = wait - network - prefill, line.first - prefill
+    # One time line for all replicas: each is shifted clear of the others, so neighbours are of the same replica.
+    shift = req["replica"] * (int(line.end.max(initial=0)) + 1)
+    windows = Spans.of((begin + shift)[has_prefill], (line.first + shift)[has_prefill])
+    full, beyond, judged = _seen_full(run, line, begin)
+    told = ~np.isnan(req["engine_queue_ms"])
+    overlap = windows.covered(begin + shift) - windows.covered(line.sent + network + shift)
+    # A tiny prefill ends as near to its own beginning as a neighbour's does.
+    after_one = windows.ends_near(begin + shift, slack) & (prefill > slack)
+    behind = np.where(has_prefill & ~beyond & after_one, overlap, 0)
+    queue = np.where(full & has_prefill, rest, behind)
+    queue = np.where(told, np.minimum(_ns(req["engine_queue_ms"] * NS_PER_MS), rest), queue)
+    behind = np.minimum(behind, queue)
+    judged = (judged & has_prefill) | (behind > 0)
+    # Of requests sent at about the same time nobody knows which came first: what tells is how many were there as it
+    # waited.
+    slots = run.manifest.engine.get("slots")
+    crowd = _in_flight_at(line, (line.sent + begin) // 2, shift) > (np.inf if slots is None else slots)
+    over = asked - (wait - network)
+    return _Split(
+        network, prefill, queue, has_prefill, told, judged, beyond | (full & crowd), behind, over, windows, shift
+    )
+
+
+def _in_flight_at(line: _Line, t: Array, shift: Array) -> Array:
+    sent, end = np.sort(line.sent + shift), np.sort(line.end + shift)
+    found: Array = np.searchsorted(sent, t + shift, "right") - np.searchsorted(end, t + shift, "right")
+    return found
+
+
 def _seen_full(run: Run, line: _Line, until: Array) -> tuple[Array, Array, Array]:
     """Which requests waited while the engine was seen full, which of them were sent beyond its slots, and of which
     there is evidence either way (bool each)."""
@@ -237,30 +301,17 @@ def waiting_seen(run: Run) -> tuple[Array, Array]:
     return asked[order], np.concatenate([f.values for f in found])[order] > 0
 
 
-def _stalls(run: Run, line: _Line, prefill: Array, c: Content) -> tuple[Array, Array]:
+def _stalls(g: Gaps, typical: Array, split: _Split) -> tuple[Array, Array]:
     """Per request (int64 ns): excess of long gaps during a neighbour's prefill, and the excess with no such witness."""
-    g = gaps(c)
-    n = len(prefill)
-    typical = _typical(g, n, run.requests["point"])[g.row]
-    excess = np.where(g.low > STALL_FACTOR * typical, g.low - typical, 0.0)
+    usual = typical[g.row]
+    excess = np.where(g.low > STALL_FACTOR * usual, g.low - usual, 0.0)
     long = np.flatnonzero(excess >= 1)
     row, excess = g.row[long], np.floor(excess[long]).astype(np.int64)
-    has = prefill >= 0
-    # One time line for all replicas: each is shifted clear of the others, so neighbours are of the same replica.
-    shift = run.requests["replica"] * (int(line.end.max(initial=0)) + 1)
-    starts, ends = _merged((line.first - prefill + shift)[has], (line.first + shift)[has])
-    covered = np.concatenate(([0], np.cumsum(ends - starts)))
-
-    def coverage(t: Array) -> Array:
-        i = np.searchsorted(starts, t, side="right")
-        into = np.minimum(t - starts[i - 1], (ends - starts)[i - 1]) if len(starts) else np.zeros_like(t)
-        out: Array = np.where(i > 0, covered[np.maximum(i - 1, 0)] + into, 0)
-        return out
-
-    begin = np.rint(g.begin_ns[long]).astype(np.int64) + shift[row]
-    overlap = coverage(begin + np.rint(g.low[long]).astype(np.int64)) - coverage(begin)
+    begin = np.rint(g.begin_ns[long]).astype(np.int64) + split.shift[row]
+    covered = split.windows.covered
+    overlap = covered(begin + np.rint(g.low[long]).astype(np.int64)) - covered(begin)
     stalled = np.minimum(excess, overlap)
-    stall, rest = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    stall, rest = np.zeros(len(typical), dtype=np.int64), np.zeros(len(typical), dtype=np.int64)
     np.add.at(stall, row, stalled)
     np.add.at(rest, row, excess - stalled)
     return stall, rest
@@ -285,15 +336,6 @@ def _group_median(values: Array, group: Array, n: int) -> tuple[Array, Array]:
     some = count > 0
     out[some] = values[order][(start + (count - 1) // 2)[some]]
     return out, count
-
-
-def _merged(starts: Array, ends: Array) -> tuple[Array, Array]:
-    """The union of intervals as disjoint ones, ascending."""
-    order = np.argsort(starts, kind="stable")
-    s, e = starts[order], np.maximum.accumulate(ends[order]) if len(ends) else ends
-    fresh = np.ones(len(s), dtype=bool)
-    fresh[1:] = s[1:] > e[:-1]
-    return s[fresh], e[np.append(fresh[1:], True)] if len(e) else e
 
 
 def _how(run: Run, part: Array, has_first: Array, evidence: tuple[Array, Array, Array]) -> dict[str, str]:

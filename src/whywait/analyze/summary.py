@@ -126,14 +126,15 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
 def knee(points: list[dict[str, Any]]) -> int | None:
     """Index of the point after which throughput no longer grows while waiting does, or None.
 
-    Over points of one mode by rising target: the first whose successors all gain less than 10 % in output tokens per
-    second (requests where tokens are unknown) per doubling of the target, and with the next of which the queue, the
-    time to first token or end-to-end time grows. Where both rates have intervals and they leave room for a full
-    doubling, there is no evidence and so no knee.
+    Over points of one mode (those with a label only if all have one: they were for something else) by rising target:
+    the first whose successors all gain less than 10 % in output tokens per second (requests where tokens are unknown)
+    per doubling of the target, and with the next of which the queue, the time to first token or end-to-end time grows.
+    Where both rates have intervals and they leave room for a full doubling, there is no evidence and so no knee.
     """
     if len({p["mode"] for p in points}) != 1:
         return None
-    order = [i for i, p in enumerate(points) if p["target"] and _throughput(p)]
+    plain = [i for i, p in enumerate(points) if not p.get("label")] or range(len(points))
+    order = [i for i in plain if points[i]["target"] and _throughput(points[i])]
     order.sort(key=lambda i: float(points[i]["target"]))
     for at, i in enumerate(order[:-1]):
         later = [points[j] for j in order[at + 1 :] if points[j]["target"] > points[i]["target"]]
@@ -246,16 +247,15 @@ def _energy(run: Run, span: tuple[int, int]) -> tuple[float | None, float]:
 
 
 def _phases(run: Run, number: int, acc: RequestAccount, inside: Array) -> tuple[dict[str, Any], list[Doubt]]:
-    """Mean phases per request that began in the window, failed ones too; by the histograms where requests say less."""
+    """Mean phases per request that began in the window, failed ones too; of the point where requests say less."""
     rows = np.flatnonzero(acc.point == number)[inside]
     if not len(rows):
         return {}, []
     how = acc.how[number]
-    if how["prefill"] == "unknown" and how["queue"] == "unknown":
-        found = point_account(run, number, acc)
-        if found is not None:
-            total = sum(v["ms"] for v in found["phases"].values())
-            return {k: _phase(k, v["ms"], total, v["how"], {}) for k, v in found["phases"].items()}, found["doubts"]
+    found = point_account(run, number, acc)
+    if found is not None:
+        total = sum(v["ms"] for v in found["phases"].values())
+        return {k: _phase(k, v["ms"], total, v["how"], {}) for k, v in found["phases"].items()}, found["doubts"]
     mean = acc.phases[rows].mean(axis=0) / NS_PER_MS
     total = float(mean.sum())
     causes = acc.causes.get(number, {})

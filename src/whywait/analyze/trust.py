@@ -18,7 +18,8 @@ from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S, number, percent
 
-LAG_MS = 5.0  # the client's sends or reads may be this late (p99) before it is a doubt
+LAG = (0.02, 5.0)  # the client's sends or reads may be late (p99) by this share of end-to-end time, and this many ms
+BUSY = 0.9  # share of a core from which on the client is its own bottleneck
 COALESCED = 0.05
 LENGTHS = 0.02  # realised against asked lengths
 RATE = 0.02  # realised against asked rate, or requests in flight against the target
@@ -135,17 +136,29 @@ def _at(parts: list[tuple[int, str]]) -> str:
 
 def _client_lag(run: Run) -> Doubt | None:
     client, found = run.manifest.client, []
+    took = per_request(run).e2e_ms
+    limit = max(LAG[1], LAG[0] * float(np.median(took[~np.isnan(took)]))) if not np.isnan(took).all() else LAG[1]
     late = (run.requests["sent_ns"] - run.requests["due_ns"]) / NS_PER_MS
     late = late[~np.isnan(late)]
-    if len(late) and (p99 := float(np.quantile(late, 0.99))) > LAG_MS:
+    if len(late) and (p99 := float(np.quantile(late, 0.99))) > limit:
         found.append(f"sends were {number(p99, 'ms')} late (p99)")
-    if (read := _number(client.get("read_lag_ms"), "p99")) is not None and read > LAG_MS:
+    if (read := _number(client.get("read_lag_ms"), "p99")) is not None and read > limit:
         found.append(f"reads were {number(read, 'ms')} late (p99)")
-    if (cpu := _number(client.get("cpu_share"))) is not None and cpu > 0.9:
+    if (cpu := _cpu_share(run)) is not None and cpu > BUSY:
         found.append(f"it used {percent(cpu)} of a core")
     if not found:
         return None
     return _doubt("the client did not keep up", ", ".join(found), "free a core for it, or use more processes")
+
+
+def _cpu_share(run: Run) -> float | None:
+    """The share of one core that the client's loop used at its busiest point."""
+    used, shares = run.manifest.client.get("cpu_ns_by_point"), []
+    for row in run.points.rows():
+        ns = _number(used, str(row["point"]))
+        if ns is not None and row["end_ns"] > row["start_ns"]:
+            shares.append(ns / (row["end_ns"] - row["start_ns"]))
+    return max(shares, default=None)
 
 
 def _coalesced(run: Run) -> Doubt | None:

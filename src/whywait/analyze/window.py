@@ -37,6 +37,40 @@ class Window:
         return (self.end_ns - self.start_ns) / NS_PER_S
 
 
+@dataclass(frozen=True)
+class Spans:
+    """Intervals of time (int64 ns): their union as disjoint ``starts`` … ``stops``; the ``ends`` of each, ascending."""
+
+    starts: Array
+    stops: Array
+    ends: Array
+
+    @classmethod
+    def of(cls, begin: Array, end: Array) -> Spans:
+        """From the begin and end of each; no end may come before its begin."""
+        order = np.argsort(begin, kind="stable")
+        a, z = begin[order], np.maximum.accumulate(end[order]) if len(end) else end
+        fresh = np.ones(len(a) + 1, dtype=bool)
+        fresh[1:-1] = a[1:] > z[:-1]
+        return cls(a[fresh[:-1]], z[fresh[1:]], np.sort(end))
+
+    def covered(self, t: Array) -> Array:
+        """How much of the time before each ``t`` (ns) lies in an interval; differences are exact overlaps."""
+        if not len(self.starts):
+            return np.zeros_like(t)
+        length = self.stops - self.starts
+        i = np.searchsorted(self.starts, t, side="right")
+        at = np.maximum(i - 1, 0)
+        before = (np.cumsum(length) - length)[at]
+        out: Array = np.where(i > 0, before + np.minimum(t - self.starts[at], length[at]), 0)
+        return out
+
+    def ends_near(self, t: Array, slack: Array) -> Array:
+        """Whether an interval ends within ``slack`` of each ``t`` (ns; bool)."""
+        found: Array = np.searchsorted(self.ends, t - slack, "left") < np.searchsorted(self.ends, t + slack, "right")
+        return found
+
+
 def sweep(starts: Array, ends: Array) -> tuple[Array, Array]:
     """Times (ns, ascending, distinct) and how many intervals [start, end) are open from each time to the next.
 
@@ -154,7 +188,7 @@ def token_bins(run: Run, c: Content, w: Window, which: Array, bins: int) -> tupl
 
     Tokens count when their chunk came; where a chunk's tokens are unknown the request's usage is spread over its
     unknown chunks, and over first … last when the Run keeps no chunks of it. The second value is how many requests
-    could not be counted: some tokens but no usage; past 1 % of them, or in an empty window, the first is None.
+    could not be counted: some tokens but no usage or time; past 1 % of them, or in an empty window, the first is None.
     """
     req = run.requests
     has = np.zeros(len(req), dtype=bool)
@@ -164,16 +198,15 @@ def token_bins(run: Run, c: Content, w: Window, which: Array, bins: int) -> tupl
     lost[c.row[np.isnan(c.tokens_spread)]] = True
     n = req["output_tokens"]
     rest = which & ~has & (~np.isnan(req["first_ns"]) | ~np.isnan(n) | (req["outcome"] == OK))
-    lost |= rest & np.isnan(n)
+    first = np.where(np.isnan(req["first_ns"]), req["end_ns"], req["first_ns"])  # not streamed: all at the end
+    lost |= rest & (np.isnan(n) | np.isnan(first))
     missing = int((lost & which).sum())
     if w.end_ns <= w.start_ns or missing > UNCOUNTED * int(which.sum()):
         return None, missing
     edges = np.linspace(w.start_ns, w.end_ns, bins + 1)
     so_far = _steps_at(c.spread[mine], np.nan_to_num(c.tokens_spread[mine]), edges)
     rest &= ~lost
-    first, last = req["first_ns"][rest], req["last_ns"][rest]
-    first = np.where(np.isnan(first), req["end_ns"][rest], first)  # not streamed: all at the end
-    so_far += _ramps_at(first, last, n[rest], edges)
+    so_far += _ramps_at(first[rest], req["last_ns"][rest], n[rest], edges)
     return np.diff(so_far), missing
 
 

@@ -110,10 +110,10 @@ class Recorder:
         self._bin.close()
         return _assemble(self.directory, manifest, extra_readings)
 
-    def peek(self) -> Run:
+    def peek(self, extra_readings: Sequence[Mapping[str, Any]] = ()) -> Run:
         """The Run so far; recording goes on."""
         self.flush()
-        return _assemble(self.directory, self.manifest, ())
+        return _assemble(self.directory, self.manifest, extra_readings)
 
     def _write(self, what: str, value: Any) -> None:
         self._lines.append(orjson.dumps([what, value]) + b"\n")

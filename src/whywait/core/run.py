@@ -95,18 +95,28 @@ class Run:
             from whywait.core.recorder import recover
 
             return recover(path)
-        try:
-            raw = json.loads((path / "manifest.json").read_text())
-        except ValueError as exc:
-            raise UsageError(f"{path / 'manifest.json'} is damaged: {exc}", "restore it from a copy") from exc
-        if raw.get("schema_version", 0) > SCHEMA_VERSION:
-            raise UsageError(
-                f"{path} was written by whywait {raw.get('whywait_version')} (schema {raw['schema_version']})",
-                "upgrade whywait to read it",
-            )
-        known = {f.name for f in dataclasses.fields(Manifest)}
-        manifest = Manifest(**{k: v for k, v in raw.items() if k in known})
+        manifest = _read_manifest(path)
+        for name in ("points", "requests"):  # without these a Run would not be poorer but wrong: no load, no failures
+            if not (path / f"{name}.parquet").exists():
+                raise UsageError(f"{path / name}.parquet is missing", "was the run copied whole?")
         return cls(manifest, **{name: Table.load(name, path / f"{name}.parquet") for name in TABLES})
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / "manifest.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        newer = raw.get("schema_version", 0) > SCHEMA_VERSION
+        known = {f.name for f in dataclasses.fields(Manifest)}
+        manifest = None if newer else Manifest(**{k: v for k, v in raw.items() if k in known})
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise UsageError(f"{file} is damaged: {exc}", "restore it from a copy") from exc
+    if manifest is None:
+        raise UsageError(
+            f"{path} was written by whywait {raw.get('whywait_version')} (schema {raw['schema_version']})",
+            "upgrade whywait to read it",
+        )
+    return manifest
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -124,11 +124,9 @@ def _dtype(c: Column) -> Any:
 
 def _as_column(c: Column, values: Array) -> Array:
     out = np.asarray(values)
-    if out.dtype != _dtype(c):
-        out = out.astype(_dtype(c))
     if not c.nullable and out.dtype.kind == "f" and np.isnan(out).any():
         raise ValueError(f"column {c.name} may not be null")
-    return out
+    return out if out.dtype == _dtype(c) else out.astype(_dtype(c))
 
 
 def _from_values(c: Column, values: Iterable[Any]) -> Array:
