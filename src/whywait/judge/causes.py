@@ -103,27 +103,34 @@ def neighbours_prefill(e: Evidence) -> list[Verdict]:
     mixed = [p for p in e.points if p.ok and p.label == MIXED]
     if not known:
         return [_mixed_gaps(e, mixed[0])] if mixed else []
-    worst = max(known, key=lambda p: p.share["stall"])
+    worst = max(known, key=_neighbour)
     decoding = worst.share["stall"] + worst.share["decode"]
     part = worst.share["stall"] / decoding if decoding else 0.0
-    if worst.share["stall"] < 0.05:
+    if _neighbour(worst) < 0.05:
         if not mixed:
             return []
         claim = "Long prompts beside short ones do not hold up decode"
-        return [Verdict("neighbour's prefill", claim, "fails", worst.share["stall"], where=worst.name,
-                        evidence=(f"stalls are {percent(worst.share['stall'])} of the requests' time",),
+        return [Verdict("neighbour's prefill", claim, "fails", _neighbour(worst), where=worst.name,
+                        evidence=(f"such waits are {percent(_neighbour(worst))} of the requests' time",),
                         point=worst.number)]  # fmt: skip
     alike = next((p for p in e.plain if p.target == worst.target and p.number != worst.number), None)
     evidence = [f"at {worst.name} decode stands still {percent(part)} of its time, in gaps that fall inside another "
                 f"request's prefill ({ms(worst.mean_ms['stall'])} per request)"]  # fmt: skip
+    if worst.share["turn"] >= 0.01:
+        evidence.append(f"another {percent(worst.share['turn'])} of the time requests with a place wait for the end of "
+                        f"such a prefill before their own ({ms(worst.mean_ms['turn'])} per request)")  # fmt: skip
     if alike is not None and alike.p("chunk_gap_ms", "p99") is not None:
         evidence.append(f"p99 gap between chunks {ms(worst.p('chunk_gap_ms', 'p99'))}, against "
                         f"{ms(alike.p('chunk_gap_ms', 'p99'))} at the same concurrency without them")  # fmt: skip
     lever = f"smaller prefill pieces: {e.flag('prefill_chunk') or 'chunked prefill'}; costs the long prompts some TTFT"
-    claim = f"At {worst.name}, decode stands still for a neighbour's prefill"
-    return [Verdict("neighbour's prefill", claim, "holds", worst.share["stall"], where=worst.name,
+    claim = f"At {worst.name}, requests stand still for a neighbour's prefill"
+    return [Verdict("neighbour's prefill", claim, "holds", _neighbour(worst), where=worst.name,
                     how=worst.how["stall"], evidence=tuple(evidence), lever=lever, point=worst.number,
                     next_step="repeat with a smaller prefill piece and compare the p99 gap")]  # fmt: skip
+
+
+def _neighbour(p: Seen) -> float:
+    return p.share["stall"] + p.share["turn"]
 
 
 def _mixed_gaps(e: Evidence, mixed: Seen) -> Verdict:

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import delta, gauge
-from whywait.analyze.occupancy import device_account
-from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
-from whywait.core.columns import OUTCOMES
+from whywait.analyze.phases import NEIGHBOUR, PHASES
 from whywait.core.run import Run
 
 MIXED = "long prompts mixed in"
@@ -19,8 +17,10 @@ MIXED = "long prompts mixed in"
 
 @dataclass(frozen=True)
 class Seen:
-    """One load point. ``share`` are parts of the requests' time by phase (they add up to 1), ``device`` of the
-    device's wall time. Gauges are (mean, max) or None where nothing was read; None is unknown everywhere."""
+    """One load point, as the summary has it. ``share``: parts of the requests' time by phase (they add up to 1), with
+    ``turn`` split off from queue: waiting for a step of a neighbour's prefill while a place was free. ``device``:
+    parts of the device's wall time. Gauges are (mean, max) or None where nothing was read; None is unknown everywhere.
+    """
 
     number: int
     mode: str
@@ -80,38 +80,35 @@ class Evidence:
 
 
 def gather(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> Evidence:
-    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run."""
-    acc = account(run)
-    points = [_seen(run, acc, row, s) for row, s in zip(run.points.rows(), summary["points"], strict=True)]
+    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run, so that a
+    verdict speaks of the very figures that the table shows."""
+    points = [_seen(run, row, s) for row, s in zip(run.points.rows(), summary["points"], strict=True)]
     m = run.manifest
     return Evidence(points, m.engine, m.machine, m.client, flags or {})
 
 
-def _seen(run: Run, acc: RequestAccount, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
-    number = row["point"]
-    mine = (acc.point == number) & (run.requests["outcome"] == OUTCOMES.index("ok"))
-    total = float(acc.total_ns[mine].sum())
-    mean_ms = {p: float(acc.phases[mine, i].mean()) / 1e6 if mine.any() else 0.0 for i, p in enumerate(PHASES)}
-    how = dict(acc.how.get(number, {}))
-    derived = point_account(run, number, acc)
-    if derived is not None:
-        mean_ms = {p: v["ms"] for p, v in derived["phases"].items()}
-        how = {p: v["how"] for p, v in derived["phases"].items()}
-        total = sum(mean_ms.values()) * 1e6 * mine.sum()
-    whole = total / 1e6 / max(1, int(mine.sum()))
+def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
+    phases = summary["phases"]
+    mean_ms = {p: float(v["ms"] or 0.0) for p, v in phases.items()} or dict.fromkeys(PHASES, 0.0)
+    causes = {p: dict(v["causes"]) for p, v in phases.items()}
+    turn = causes.get("queue", {}).pop(NEIGHBOUR, 0.0)
+    mean_ms["turn"] = mean_ms["queue"] * turn
+    mean_ms["queue"] -= mean_ms["turn"]
+    if turn < 1 and causes.get("queue"):
+        causes["queue"] = {k: v / (1 - turn) for k, v in causes["queue"].items()}
+    whole = sum(mean_ms.values())
     span = (row["start_ns"], row["end_ns"])
-    device = device_account(run, *span)
     return Seen(
-        number=number,
+        number=row["point"],
         mode=row["mode"],
         target=row["target"],
         label=row["label"],
-        ok=int(mine.sum()),
+        ok=summary["counts"]["ok"],
         share={p: v / whole if whole > 0 else 0.0 for p, v in mean_ms.items()},
         mean_ms=mean_ms,
-        how=how,
-        causes=acc.causes.get(number, {}),
-        device={k: v / device.total_ns if device.total_ns else 0.0 for k, v in device.ns.items()},
+        how={p: v["how"] for p, v in phases.items()},
+        causes=causes,
+        device={k: v or 0.0 for k, v in summary["occupancy"]["shares"].items()},
         summary=summary,
         gauges={g: _gauge(run, g, span) for g in ("running", "waiting", "kv_use", "slots_busy", "slot_kv_use_max")},
         growth={c: _grown(run, c, span) for c in ("preemptions_total", "draft_tokens_total", "accepted_tokens_total")},
