@@ -48,11 +48,11 @@ def summarize(run: Run) -> dict[str, Any]:
     ``occupancy``. Latencies are those of ``ok`` requests that began in the window; counts and shares are of all.
     """
     acc = account(run)
-    points, found = [], list(acc.doubts)
+    points, by_point = [], []
     for number in run.points["point"].tolist():
         point, more = summarize_point(run, number, acc)
         points.append(point)
-        found += [{**d, "what": f"point {number}: {d['what']}"} for d in more]
+        by_point += [(number, d) for d in more]
     m = run.manifest
     return {
         "whywait_version": m.whywait_version,
@@ -64,8 +64,20 @@ def summarize(run: Run) -> dict[str, Any]:
         "points": points,
         "knee": knee(points),
         "verdicts": [],
-        "doubts": [*doubts(run), *found, *_nulls(points)],
+        "doubts": [*doubts(run), *acc.doubts, *_together(by_point, len(points)), *_nulls(points)],
     }
+
+
+def _together(found: list[tuple[int, Doubt]], points: int) -> list[Doubt]:
+    """The same doubt at several points is one doubt that names them."""
+    at: dict[tuple[str, ...], list[int]] = {}
+    for number, d in found:
+        at.setdefault(tuple(d.values()), []).append(number)
+    out: list[Doubt] = []
+    for (what, why, next_), numbers in at.items():
+        where = "" if len(numbers) == points else f" at point {', '.join(map(str, numbers))}"
+        out.append({"what": what + where, "why": why, "next": next_})
+    return out
 
 
 def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) -> tuple[dict[str, Any], list[Doubt]]:

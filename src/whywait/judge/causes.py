@@ -214,7 +214,7 @@ def _bound(e: Evidence, found: Verdict, part: float, shared: float, least: dict[
 
 
 def _step_ms(p: Seen) -> float | None:
-    return p.p("itl_ms") or p.p("chunk_gap_ms")
+    return p.p("itl_ms") or p.p("tpot_ms") or p.p("chunk_gap_ms")
 
 
 def _least(e: Evidence) -> dict[str, float] | None:

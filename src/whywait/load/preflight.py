@@ -124,19 +124,19 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
 
 
 def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
-    """Learn from four one-token requests how many tokens the service counts per word, so that lengths come out right.
+    """Learn from six one-token requests how many tokens the service counts per word, so that lengths come out right.
 
     They are about as long as the workload's own prompts, and half as long.
     """
     seen: list[tuple[int, int]] = []
     usual = max(24, min(2000, round(float(np.mean([c.prompt_tokens.a for c in workload.classes])) / prompter.per_word)))
-    for words in (usual // 2, usual // 2 + 1, usual, usual + 1):
+    for words in (usual // 2, usual // 2 + 1, usual, usual + 1, usual + 2, usual + 3):
         options = target.options(workload, stream=False)
-        body = target.body(prompter.words(10_000_019 + words, words), 1, options)
+        body = target.body(prompter.words(10_000_000 + words, words), 1, options)
         count = ask_once(target, body, False, workload.timeout_s).get("prompt_tokens")
         if count:
             seen.append((words, count))
-    if len(seen) < 4:
+    if len(seen) < 6:
         doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
                  "next": "compare with the service's own logs"}  # fmt: skip
         return prompter, [doubt]
@@ -217,7 +217,11 @@ def _limits(target: Target, root: str, listing: Any) -> Target:
     """What the engine says of itself. llama.cpp: slots and context from /props, the model's size from /v1/models."""
     limits: dict[str, Any] = {}
     for entry in (listing or {}).get("data", ()):
-        meta = entry.get("meta") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict):
+            continue
+        if entry.get("id") == target.model and isinstance(entry.get("max_model_len"), int):  # vLLM, SGLang
+            limits["ctx_per_slot"] = entry["max_model_len"]
+        meta = entry.get("meta")
         if isinstance(meta, dict) and entry.get("id") == target.model:
             sizes = {"model_bytes": meta.get("size"), "model_params": meta.get("n_params")}
             limits.update({k: v for k, v in sizes.items() if isinstance(v, int) and v > 0})

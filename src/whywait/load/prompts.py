@@ -70,11 +70,9 @@ class Prompter:
 
     def text(self, number: int, tokens: int) -> str:
         """Prompt ``number`` with about ``tokens`` tokens as the service counts them, template included."""
-        ask = ASKS[number % len(ASKS)]
-        words = round((tokens - self.overhead) / self.per_word)
-        return self.words(number, max(1, words), ask)
+        return self.words(number, max(1, round((tokens - self.overhead) / self.per_word)))
 
-    def words(self, number: int, words: int, ask: str = "") -> str:
+    def words(self, number: int, words: int) -> str:
         """Prompt ``number`` with exactly ``words`` words, the question included; shorter ones are cut from its end."""
         if self.cache == "warm":
             number %= 8
@@ -82,7 +80,7 @@ class Prompter:
         out: list[str] = []
         if self.cache == "cold":
             out.append(f"{random.Random(f'{self.salt}/{self.seed}/{number}').getrandbits(30):08x}:")
-        tail = ask.split()
+        tail = ASKS[number % len(ASKS)].split()
         while len(out) + len(tail) < words:
             out.extend(rng.choice(SENTENCES).split())
         return " ".join((out[: max(1, words - len(tail))] + tail)[:words])
