@@ -1,0 +1,400 @@
+"""The report: one HTML page that stands alone. No script, no request to anywhere; every foreign word is escaped."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from whywait.analyze.latency import Gaps, Latency, content, gaps, origin_ns
+from whywait.analyze.phases import PHASES, account
+from whywait.core.run import Run
+from whywait.core.table import Array
+from whywait.report import svg
+from whywait.report.charts import BEHIND, View, curve, gauge_line, load_name, occupancy, phases, samples
+from whywait.report.svg import Html, Plot, Scale, cat, clip, details, interval, table, tag
+from whywait.report.text import DEVICE_NAMES, PHASE_NAMES
+from whywait.units import NS_PER_MS, NS_PER_S, ms, number, percent, size
+
+MOST_REQUESTS, MOST_LANES, MOST_LISTED, MOST_STALLS, MOST_FACTS = 240, 80, 60, 8, 300
+GAUGES: dict[str, Callable[..., Any]] = {"running": np.sum, "waiting": np.sum, "kv_use": np.mean}
+STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Ruled out"}
+MADE_BY = {"simulated": "SIMULATED: made by a model, not measured on any hardware.",
+           "imported": "IMPORTED: measured by another tool; what it did not record is unknown here."}  # fmt: skip
+METRICS = {"ttft_ms": "TTFT", "ttfa_ms": "time to first answer token", "tpot_ms": "TPOT", "itl_ms": "ITL",
+           "chunk_gap_ms": "gap between chunks", "e2e_ms": "end to end", "tail_ms": "tail"}  # fmt: skip
+DEFINITIONS = {
+    "TTFT": "Time to first token: first token − origin. The origin is when the request was due in an open loop (rate), "
+    "so that every lateness counts, and when it was sent in a closed loop (concurrency).",
+    "ITL": "Inter-token latency: each gap between chunks divided by the tokens of its chunk, pooled over requests, by "
+    "token. A chunk is not a token; gaps whose tokens are unknown are left out, and a doubt says so.",
+    "TPOT": "Time per output token: (last − first token) ÷ (tokens − tokens of the first chunk), one per request. Does "
+    "not apply where all tokens came at once; an interval where the service does not count its tokens.",
+    "End to end": "Last token − origin. What comes after the last token (usage, end of stream) is the tail, apart.",
+    "Goodput": "Requests per second that ended well within every SLO; its share is of all requests that were due, with "
+    "the failed, truncated and timed-out ones in the denominator. Effective tokens are those of the good ones.",
+    "Phases": "Every nanosecond of a request is in exactly one of client, network, frontend, queue, prefill, decode, "
+    "stalled decode (a long gap inside another request's prefill), tail, not explained; they add up exactly.",
+    "Device": "Wall time × devices, every instant in one category by what our requests show. Without the engine's "
+    "steps it is seen from outside. Idle with work queued: requests waited while the device was not fed.",
+    "Intervals": "Two-sided 95 %. “?” is a bound that so few requests cannot give (36 bound p90, 72 p95, 368 p99); "
+    "“–” is unknown or does not apply, and never zero.",
+}  # fmt: skip
+HEAD = Html(
+    '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+    'img-src data:; base-uri \'none\'; form-action \'none\'"><meta name="referrer" content="no-referrer">'
+    '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+)
+_Cell = Callable[[dict[str, Any]], object]
+
+
+def render(run: Run, summary: dict[str, Any]) -> str:
+    """The page for ``run``; ``summary`` is ``analyze.summary.summarize(run)`` with ``verdicts`` (``Verdict.as_dict``)
+    and ``headline`` filled in. Needs nothing beside it; well below 6 MB, since what is drawn is capped and said so."""
+    view = View(run, summary, account(run))
+    title = str(summary.get("headline") or "This run was not judged")
+    found = samples(view)
+    shapes = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "end-to-end time"))
+    curves = (curve(view, metric, name) for metric, name in (shapes[0], shapes[2]))
+    parts = (
+        ("verdicts", "Verdicts", _cards(summary.get("verdicts") or [])),
+        ("load", "Against load", tag("div", cat([phases(view), occupancy(view), *curves]), class_="grid two")),
+        ("figures", "All figures", _figures(view)),
+        ("latency", "Latency distributions", tag("div", cat(ecdf(view, found, m, n) for m, n in shapes),
+                                                 class_="grid three")),
+        ("timeline", "Timeline of requests", _timelines(view)),
+        ("doubts", "Doubts", _doubts(summary["doubts"])),
+        ("definitions", "Definitions", _definitions(summary)),
+        ("repeat", "To repeat it", _repeat(run)),
+    )  # fmt: skip
+    links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
+    top = tag("header", cat(_top(view, title)) + tag("nav", links, aria_label="Sections"))
+    main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
+    foot = tag("footer", f"whywait {run.manifest.whywait_version}, definitions {summary['definitions']}", class_="note")
+    skip = tag("a", "Skip to the verdicts", class_="skip", href="#verdicts")
+    head = HEAD + tag("title", f"whywait: {clip(title, 120)}") + Html(f"<style>{svg.STYLE}</style>")
+    body = cat([svg.PATTERNS, skip, top, main, foot])
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+
+def _top(view: View, title: str) -> list[Html]:
+    m = view.run.manifest
+    out = [tag("p", "whywait report", class_="brand")]
+    if m.made_by in MADE_BY:
+        out.append(tag("p", tag("strong", MADE_BY[m.made_by]), class_="banner", role="note"))
+    if m.partial or view.summary["partial"]:
+        why = clip(m.partial_reason, 300) or "it was cut short"
+        said = tag("strong", "PARTIAL") + f": {why}. What was measured until then is kept."
+        out.append(tag("p", said, class_="banner", role="note"))
+    out.append(tag("h1", title, class_="long" if len(title) > 110 else None))
+    machine = m.machine.get("client")
+    cpu = machine.get("cpu") if isinstance(machine, dict) else None
+    points = f"{len(view.points)} load point{'' if len(view.points) == 1 else 's'}"
+    facts = [m.engine.get("model"), m.engine.get("name"), cpu, _when(m.zero_unix_ns),
+             f"{len(view.run.requests):,} requests at {points}"]  # fmt: skip
+    return [*out, tag("p", " · ".join(clip(f, 120) for f in facts if f), class_="meta")]
+
+
+def _when(unix_ns: int) -> str:
+    try:
+        t = datetime.datetime.fromtimestamp(unix_ns / NS_PER_S, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return t.strftime("%Y-%m-%d %H:%M:%S UTC") if unix_ns > 0 else ""
+
+
+def _cards(verdicts: list[dict[str, Any]]) -> Html:
+    if not verdicts:
+        return tag("p", "This run was not judged.")
+    lead = verdicts[0] if verdicts[0]["state"] != "fails" else None
+    rest = tag("div", cat(_card(v, False) for v in verdicts if v is not lead), class_="grid")
+    return (_card(lead, True) if lead else Html()) + rest
+
+
+def _card(v: dict[str, Any], lead: bool) -> Html:
+    state = tag("p", STATES[v["state"]] + tag("span", f" · {v['how']}", class_="how", title="how it is known"),
+                class_="state")  # fmt: skip
+    open_ = v["state"] != "fails"
+    where = f"of {v['of']}" + (f" · {v['where']}" if v["where"] else "")
+    share = tag("p", tag("b", percent(v["share"])) + where, class_="share") if v["share"] is not None and open_ else ""
+    why = [(name, v[key]) for key, name in (("evidence", "Evidence"), ("against", "Against")) if v[key]]
+    said = cat(tag("dt", n) + tag("dd", tag("ul", cat(tag("li", x) for x in items))) for n, items in why)
+    facts = tag("dl", said) if why else Html()
+    lever, step = (
+        tag("dl", tag("dt", name) + tag("dd", v[key])) if v[key] and open_ else Html()
+        for name, key in (("What would change it", "lever"), ("To settle it", "next_step"))
+    )
+    head = state + tag("h3", v["claim"]) + share
+    kind = f"card verdict {v['state']}{' lead' if lead else ''}"
+    if lead:
+        return tag("article", head + tag("div", facts + tag("div", lever + step), class_="cols"), class_=kind)
+    if v["state"] == "undecided":
+        lever, step = lever + step, Html()
+    words = [f"{name.lower()} ({len(items)})" for name, items in why] + (["next step"] if step else [])
+    fold = details(", ".join(words).capitalize(), facts + step) if words else ""
+    return tag("article", head + lever + fold, class_=kind)
+
+
+def _figures(view: View) -> Html:
+    points = view.points
+    rows: list[list[object]] = [["point", *(p["point"] for p in points)]]
+    if any(p["label"] for p in points):
+        rows.append(["label", *(clip(p["label"] or "") for p in points)])
+    for name, cell in _rows(view.summary):
+        cells = [cell(p) for p in points]
+        rows += [[name, *cells]] if any(c != "–" for c in cells) else []
+    head = [f"load ({view.axis})", *(view.short(p) for p in points)]
+    note = "Small: 95 % intervals. ? upper bound unknown, too few requests. – unknown. ◂ knee. ◆ for another purpose."
+    return table(head, rows, "All figures by load point") + tag("p", note, class_="note")
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
+    def value(key: str, show: Callable[[float | None], str] = number) -> _Cell:
+        return lambda p: show(p.get(key))
+
+    points = summary["points"]
+    bad = [k for k in (points[0]["counts"] if points else []) if k != "ok" and any(p["counts"][k] for p in points)]
+    rows: list[tuple[str, _Cell]] = [
+        ("requests ok / planned", lambda p: f"{p['counts'].get('ok', 0)} / {sum(p['counts'].values())}"),
+        *((f"ended {k.replace('_', ' ')}", _within("counts", k, str)) for k in bad),
+        ("requests/s", value("requests_per_s")),
+        ("output tokens/s", _tokens_per_s),
+        ("peak tokens/s", value("peak_tokens_per_s")), ("tokens/s of failed requests", value("wasted_tokens_per_s")),
+    ]  # fmt: skip
+    if summary["slo"]:
+        rows += [("goodput, requests/s", value("goodput_requests_per_s")),
+                 ("goodput, share of due", value("goodput_share", percent)),
+                 ("effective tokens/s", value("effective_tokens_per_s"))]  # fmt: skip
+    thinks = any(p["ttfa_ms"]["p50"] != p["ttft_ms"]["p50"] for p in points)
+    names = {k: v for k, v in METRICS.items() if thinks or k != "ttfa_ms"}
+    rows += [(f"{n} {q}", _quantile(k, q)) for k, n in names.items() for q in ("p50", "p90", "p95", "p99", "mean")]
+    rows += [
+        ("in flight, mean", lambda p: number(p["in_flight"]["mean"])),
+        ("in flight, peak", lambda p: number(p["in_flight"]["peak"])),
+        ("engine queue, mean", value("queue")), ("engine queue, peak", value("queue_max")),
+        ("KV space in use, mean", value("kv_use", percent)), ("KV space in use, peak", value("kv_use_max", percent)),
+        ("prompt tokens cached", value("cached_share", percent)), ("engine memory", value("memory_bytes", size)),
+        ("power", value("power_w", lambda v: number(v, "W"))),
+        ("energy per request", value("energy_j_per_request", lambda v: number(v, "J"))),
+    ]  # fmt: skip
+    rows += [(f"waits: {n}", _within("phases", k, _share)) for k, n in PHASE_NAMES.items()]
+    return rows + [(f"device: {n}", _within("occupancy", k, percent)) for k, n in DEVICE_NAMES.items()]
+
+
+def _tokens_per_s(p: dict[str, Any]) -> object:
+    low, high = p.get("output_tokens_per_s_ci") or (None, None)
+    return interval(p["output_tokens_per_s"], None if low is None else (low, high), number)
+
+
+def _within(group: str, key: str, show: Callable[[Any], str]) -> _Cell:
+    return lambda p: show((p[group]["shares"] if group == "occupancy" else p[group]).get(key))
+
+
+def _share(phase: dict[str, Any] | None) -> str:
+    return percent(phase["share"] if phase else None)
+
+
+def _quantile(key: str, q: str) -> _Cell:
+    def cell(p: dict[str, Any]) -> object:
+        found, bounds = p[key], (p[key].get("bounds") or {}).get(q) or [None]
+        if found[q] is None and bounds[0] is not None:
+            return f"{ms(bounds[0])} – {ms(bounds[1])}"
+        return interval(found[q], (found.get("ci") or {}).get(q), ms)
+
+    return cell
+
+
+def _doubts(found: list[dict[str, str]]) -> Html:
+    rows = ([d["what"], d["why"], d.get("next") or "–"] for d in found)
+    head = ["what is doubtful", "why", "what to do"]
+    return table(head, rows, "What may be wrong with these figures", "text") if found else tag("p", "None was found.")
+
+
+def _definitions(summary: dict[str, Any]) -> Html:
+    body = tag("dl", cat(tag("div", tag("dt", n) + tag("dd", text)) for n, text in DEFINITIONS.items()), class_="facts")
+    return tag("div", body + tag("p", f"Definitions version {summary['definitions']}.", class_="note"), class_="card")
+
+
+def _repeat(run: Run) -> Html:
+    m = run.manifest
+    command = shlex.join(["whywait", *map(str, m.command)]) if m.command else "–"
+    versions = {"whywait": m.whywait_version, "schema": m.schema_version, "definitions": m.definitions}
+    groups = {"versions": versions, "made by": m.made_by, "began": _when(m.zero_unix_ns), "seed": m.seed, "SLO": m.slo,
+              "endpoint": m.endpoint, "engine": m.engine, "workload": m.workload, "machine": m.machine,
+              "client": m.client, "clock": m.clock}  # fmt: skip
+    rows = [pair for key, value in groups.items() for pair in svg.flat(key, value)]
+    more = len(rows) - MOST_FACTS
+    caption = "The manifest of this run" + (f"; {more} more facts are in manifest.json" if more > 0 else "")
+    told = tag("p", tag("code", clip(command, 2000))) + tag("p", _floor(m.client.get("floor")))
+    return told + table(["fact", "value"], rows[:MOST_FACTS], caption, "text")
+
+
+def _floor(floor: Any) -> str:
+    error = floor.get("stamp_error_ms") if isinstance(floor, dict) else None
+    if not isinstance(error, dict) or error.get("p99") is None:
+        return "The client's own floor was not measured."
+    return (f"Client floor: at {floor.get('streams')} streams chunks were stamped {ms(error.get('p50'))} (p50), "
+            f"{ms(error['p99'])} (p99) after they were sent; what is below that is the client.")  # fmt: skip
+
+
+# what is drawn request by request: distributions and timelines
+
+
+def ecdf(view: View, found: list[tuple[dict[str, Any], Latency, Array]], metric: str, name: str) -> Html:
+    """The share of requests at or below each latency, a line per load point."""
+    lines = [(p, np.sort(v[keep & np.isfinite(v)])) for p, lat, keep in found for v in [getattr(lat, metric)]]
+    lines = [(p, v) for p, v in lines if len(v)]
+    key, title = f"ecdf-{metric.removesuffix('_ms')}", f"Distribution of {name}"
+    if not lines:
+        return svg.figure(title, f"No request ended well with what {name} takes.", [], key)
+    x, per, unit = svg.ms_scale([float(v) for _, values in lines for v in (values[0], values[-1])], zero=False)
+    plot, last = Plot(200, top=24), max(len(lines) - 1, 1)
+    plot.x_axis(x, f"{name}, {unit}" + (" (log)" if x.log else ""), 5)
+    plot.y_axis(Scale(0, 100), "% of requests", most=5)
+    labels, levels = svg.Labels(plot), max(60, 4000 // len(lines))
+    for i, (p, v) in enumerate(lines):
+        at = np.unique(np.linspace(0, len(v) - 1, min(len(v), levels)).round().astype(int)).tolist()
+        points = [(x(float(v[j]) / per), plot.height * (1 - (j + 1) / len(v))) for j in at]
+        style = f"ecdf s{round(8 * i / last)}{' dashed' if view.marked(p) else ''}"
+        tip = f"{load_name(p)}: {len(v)} requests"
+        plot.path([(points[0][0], plot.height), *points, (1.0, 0.0)], style, tip, steps=True)
+    for i, (p, v) in enumerate(lines):
+        level = 0.8 - 0.6 * i / last
+        middle = float(v[int(level * (len(v) - 1))])
+        labels.put((x(middle / per), plot.height * (1 - level)), view.short(p))
+    reading = _ecdf_reading(view, lines, name)
+    return svg.figure(title, reading, [plot.svg(title, reading, key), _ecdf_table(lines, name)], key)
+
+
+def _ecdf_reading(view: View, lines: list[tuple[dict[str, Any], Array]], name: str) -> str:
+    spread = [float(np.quantile(v, 0.9) / max(np.quantile(v, 0.1), 1e-9)) for _, v in lines]
+    at = int(np.argmax(spread))
+    wide = f"widest at {load_name(lines[at][0])}, p90 is {number(spread[at])}× p10" if spread[at] > 1.2 else "narrow"
+    plain = [line for line in lines if not view.marked(line[0])] or lines
+    said = ", ".join(f"{ms(float(np.median(v)))} at {load_name(p)}" for p, v in (plain[:1] + plain[1:][-1:]))
+    return f"Median {name}: {said}; {wide}."
+
+
+def _ecdf_table(lines: list[tuple[dict[str, Any], Array]], name: str) -> Html:
+    levels = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+    # Dvoretzky, Kiefer, Wolfowitz with Massart's constant: holds the whole curve, at 95 %.
+    band = [percent(min(1.0, math.sqrt(math.log(40) / (2 * len(v))))) for _, v in lines]
+    rows = [[load_name(p), len(v), f"± {b}", *(ms(float(q)) for q in np.quantile(v, levels))]
+            for (p, v), b in zip(lines, band, strict=True)]  # fmt: skip
+    head = ["load", "requests", "band of the curve, 95 %", *(f"p{q * 100:g}" for q in levels)]
+    return details(BEHIND, table(head, rows, f"{name}: sample quantiles"))
+
+
+def _timelines(view: View) -> Html:
+    shown = view.drawn
+    first = next((p for p in reversed(shown) if not view.marked(p)), None)  # the one of most load stands open
+    text = ("A lane per request in flight. How long each phase took is known; their order before the first token is "
+            f"assumed, and stalls lie at the longest gaps. Drawn are at most {MOST_REQUESTS} requests of a point in "
+            f"{MOST_LANES} lanes, at {len(shown)} of {len(view.points)} points.")  # fmt: skip
+    return tag("p", text, class_="note") + cat(_timeline(view, p, p is first) for p in shown)
+
+
+def _timeline(view: View, p: dict[str, Any], open_: bool) -> Html:
+    one, spent = view.run.point(p["point"]), view.acc.phases[view.acc.point == p["point"]]
+    begin = origin_ns(one)
+    begin = np.where(np.isnan(begin), one.requests["sent_ns"], begin)
+    end = begin + spent.sum(axis=1)
+    rows = [int(j) for j in np.argsort(begin, kind="stable") if end[j] > begin[j]]
+    if len(rows) > MOST_REQUESTS:  # from the steady window on, as far as there are enough
+        at = min(int(np.searchsorted(begin[rows], p["window"]["start_ns"])), len(rows) - MOST_REQUESTS)
+        rows = rows[at : at + MOST_REQUESTS]
+    place = {rows[i]: lane for i, lane in svg.lanes([(begin[j], end[j]) for j in rows], MOST_LANES).items()}
+    if not place:
+        said = "No request of this point has the stamps that it takes to draw it."
+        return details(load_name(p), tag("p", said), open_, "card")
+    rows, zero = list(place), int(one.points["start_ns"][0])
+    span = (float(begin[rows].min()), float(end[rows].max()))
+    scale, count = Scale((span[0] - zero) / NS_PER_S, (span[1] - zero) / NS_PER_S), max(place.values()) + 1
+
+    def x(t_ns: float) -> float:
+        return scale((t_ns - zero) / NS_PER_S)
+
+    lines = {n: [(x(t), v) for t, v in gauge_line(view.run, n, span, join)] for n, join in GAUGES.items()}
+    thick, busy = min(max(round(400 / count), 4), 16), lines["running"] + lines["waiting"]
+    strips = [count * thick + 34, count * thick + 34 + (84 if busy else 0)]
+    plot = Plot(strips[1] + (50 if lines["kv_use"] else -30), top=8)
+    plot.x_axis(scale, "seconds since the point began", 8)
+    gap = gaps(content(one)) if spent[rows, PHASES.index("stall")].any() else None
+    for j, lane in place.items():
+        _draw_request(plot, one.requests.where(np.array([j])).rows()[0], (spent[j].tolist(), float(begin[j])),
+                      (x, lane * thick, thick), _stalls(gap, j, int(spent[j, PHASES.index("stall")])))  # fmt: skip
+    if busy:
+        top = Scale(0, max(1.0, *(v for _, v in busy)) * 1.05)
+        title = "requests in the engine: running (thin line), waiting (amber)"
+        plot.strip(strips[0], title, top, [(f"g-{n}", lines[n]) for n in ("waiting", "running")])
+    if lines["kv_use"]:
+        held = [(t, v * 100) for t, v in lines["kv_use"]]
+        plot.strip(strips[1], "KV space in use, %", Scale(0, 100), [("g-kv_use", held)])
+    shares = sorted(zip((spent[rows].sum(axis=0) / spent[rows].sum()).tolist(), PHASES, strict=True), reverse=True)
+    largest = ", ".join(f"{PHASE_NAMES[k]} {percent(v)}" for v, k in shares[:3] if v)
+    reading = (f"{len(rows)} of {len(spent)} requests drawn, from {scale.low:.1f} to {scale.high:.1f} s, "
+               f"in {count} lanes; of their time {largest}.")  # fmt: skip
+    if lines["waiting"]:
+        most = max(v for _, v in lines["waiting"])
+        reading += f" The engine's own queue {f'held up to {most:.0f}' if most else 'stayed empty'}."
+    words = svg.legend((f"f-{k}", PHASE_NAMES[k]) for v, k in shares if v >= 0.001)
+    drawn = plot.svg(f"Timeline at {load_name(p)}", reading, f"time-{p['point']}")
+    how = view.acc.how[p["point"]]
+    known = [k for k in PHASE_NAMES if how[k] != "unknown" or spent[:, PHASES.index(k)].any()]
+    listed = _listed(one, {k: spent[:, PHASES.index(k)] for k in known}, rows[:MOST_LISTED], (begin - zero) / NS_PER_S)
+    return details(load_name(p), tag("p", reading, class_="reading") + words + drawn + listed, open_, "card")
+
+
+def _listed(one: Run, spent: dict[str, Array], rows: list[int], start_s: Array) -> Html:
+    head = ["request", "class", "at", "outcome", *(PHASE_NAMES[k] for k in spent), "tokens"]
+    body = [[r["id"], clip(r["class"] or "–"), f"{start_s[j]:.2f} s", r["outcome"],
+             *(ms(float(v[j]) / NS_PER_MS) for v in spent.values()), str(r["output_tokens"] or "–")]
+            for j, r in zip(rows, one.requests.where(np.array(rows)).rows(), strict=True)]  # fmt: skip
+    title = f"The first {len(rows)} of the requests drawn"
+    return details(title, table(head, body, title, "tall"), class_="data noprint")
+
+
+def _draw_request(
+    plot: Plot, row: dict[str, Any], spent: tuple[list[int], float], at: tuple[Any, int, int], stalls: list[svg.At]
+) -> None:
+    """A request in its lane; ``spent`` is its account and beginning (ns), ``at`` the scale, the lane's y and height."""
+    (line, begin), (x, y, thick) = spent, at
+    parts = dict(zip(PHASES, line, strict=True))
+    total, first = sum(line), row["first_ns"]
+    decoding = parts["decode"] + parts["stall"]
+    known = sum(parts[k] for k in ("client", "network", "frontend", "queue", "prefill"))
+    wait = total - decoding - parts["tail"] if first is None else int(first - begin)
+    before = min(max(wait - known, 0), parts["unknown"])
+    order = [(k, parts[k]) for k in ("client", "network", "frontend")]
+    order += [("unknown", before), ("queue", parts["queue"]), ("prefill", parts["prefill"]), ("decode", decoding),
+              ("tail", parts["tail"]), ("unknown", parts["unknown"] - before)]  # fmt: skip
+    took = ", ".join(f"{PHASE_NAMES[k]} {ms(v / NS_PER_MS)}" for k, v in parts.items() if v)
+    plot.group(f"request {row['id']} ({row['outcome']}), {ms(total / NS_PER_MS)}: {took}")
+    t, spans = begin, []
+    for name, length in order:
+        spans += [(name, t, t + length)] if length > 0.0005 * total else []
+        t += length
+    for name, a, b in [*spans, *(("stall", a, b) for a, b in stalls)]:
+        plot.rect((x(a), y + 0.5), (x(b) - x(a), thick - 1), f"f-{name}")
+    if row["outcome"] != "ok":
+        plot.mark((x(begin + total), y + thick / 2), "cross", "cross", row["outcome"])
+    plot.end_group()
+
+
+def _stalls(gap: Gaps | None, row: int, left: int) -> list[svg.At]:
+    """Where the stalled time of a request is drawn: at the ends of its longest gaps, until it is used up."""
+    out: list[svg.At] = []
+    if gap is None or left <= 0:
+        return out
+    a, b = np.searchsorted(gap.row, [row, row + 1])
+    for i in a + np.argsort(-gap.value[a:b], kind="stable")[:MOST_STALLS]:
+        took = min(float(gap.value[i] - np.median(gap.value[a:b])), float(left))
+        if took > 0:
+            until = float(gap.begin_ns[i] + gap.value[i])
+            out, left = [*out, (until - took, until)], left - round(took)
+    return out
