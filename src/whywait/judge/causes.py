@@ -48,7 +48,7 @@ def _queue_cause(e: Evidence, p: Seen) -> Verdict:
     blocked = p.growth["preemptions_total"] or 0
     if kv and (kv[1] >= 0.95 or blocked) and (not slots or not running or running[1] < slots):
         facts = [*evidence, f"KV space was up to {percent(kv[1])} full; {blocked:.0f} preemptions"]
-        lever = f"more KV space: {e.flag('kv_space')}; smaller KV: {e.flag('kv_dtype')}"
+        lever = f"{e.by('more KV space', 'kv_space')}; {e.by('smaller KV', 'kv_dtype')}"
         claim = f"At {p.name} requests wait for KV space"
         return Verdict("kv space", claim, "holds", p.share["queue"], where=p.name, how=p.how["queue"],
                        evidence=tuple(facts), lever=lever, point=p.number)  # fmt: skip
@@ -67,14 +67,14 @@ def _queue_cause(e: Evidence, p: Seen) -> Verdict:
         lever = f"raise the limit: {e.flag('slots') or 'the sequence limit'} (now {slots})"
         return Verdict("queue behind the slot limit", claim, "holds", p.share["queue"], where=p.name,
                        how=p.how["queue"], evidence=tuple(evidence), against=tuple(against), lever=lever,
-                       next_step=f"run once more with twice the slots: {e.flag('slots')}", point=p.number)  # fmt: skip
+                       next_step=e.by("run once more with twice the slots", "slots"), point=p.number)  # fmt: skip
     if not slots and seen_limit and waiting and (not kv or kv[1] < 0.9):
         evidence.append(f"never more than {seen_limit} were in work while others waited, and KV space was not full")
         claim = f"At {p.name} requests queue behind a limit of {seen_limit} at a time (inferred)"
         return Verdict("queue behind the slot limit", claim, "holds", p.share["queue"], where=p.name, how="inferred",
                        evidence=tuple(evidence), against=tuple(_more_slots_would(e, p, seen_limit)),
                        lever=f"raise the limit: {e.flag('slots') or 'sequences at once'} (now {seen_limit}, inferred)",
-                       next_step=f"run once more with twice as many: {e.flag('slots')}", point=p.number)  # fmt: skip
+                       next_step=e.by("run once more with twice as many", "slots"), point=p.number)  # fmt: skip
     claim = f"At {p.name} requests queue inside the engine; which limit holds them is not visible"
     step = f"start the engine by --launch, or look up its limit ({e.flag('slots') or 'sequences at once'})"
     return Verdict("queue", claim, "undecided", p.share["queue"], where=p.name, how=p.how["queue"],
@@ -142,7 +142,7 @@ def _mixed_gaps(e: Evidence, mixed: Seen) -> Verdict:
     facts = () if grown is None else (f"p99 gap {ms(here)} with long prompts, {ms(there)} without",)
     claim = "Whether a neighbour's prefill stops decode is not visible: the engine does not say when it prefills"
     return Verdict("neighbour's prefill", claim, "undecided", None, where=mixed.name, how="inferred", evidence=facts,
-                   next_step=f"look at the engine's iteration sizes, or lower {e.flag('token_budget')} and compare",
+                   next_step=f"look at the engine's iteration sizes, or lower {e.flag('token_budget') or 'its token budget'} and compare",
                    point=mixed.number)  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def _bound(e: Evidence, found: Verdict, part: float, shared: float, least: dict[
     kind, lever = "compute", f"more cores or faster kernels: {e.flag('cpu_threads') or 'a faster device'}"
     against: tuple[str, ...] = ()
     if part >= 0.6:
-        kind, lever = "weight reads", f"larger batches are nearly free; fewer bytes: {e.flag('weight_dtype')}"
+        kind, lever = "weight reads", f"larger batches are nearly free; {e.by('fewer bytes', 'weight_dtype')}"
         if least is not None and least["weight reads"] < 0.5 * shared:
             against = (
                 f"reading alone needs only {ms(least['weight reads'])} of the shared {ms(shared)} at the rate measured "
@@ -270,7 +270,7 @@ def prefill(e: Evidence) -> list[Verdict]:
             f"({ms(worst.mean_ms['prefill'])} per request, {worst.how['prefill']})")  # fmt: skip
     return [Verdict("prefill", f"At {worst.name} prompts take {percent(worst.share['prefill'])} of the time to compute",
                     "holds", worst.share["prefill"], where=worst.name, how=worst.how["prefill"], evidence=(fact,),
-                    lever=f"reuse equal beginnings: {e.flag('prefix_cache')}", point=worst.number)]  # fmt: skip
+                    lever=e.by('reuse equal beginnings', 'prefix_cache'), point=worst.number)]  # fmt: skip
 
 
 def kv_space(e: Evidence) -> list[Verdict]:
@@ -283,7 +283,7 @@ def kv_space(e: Evidence) -> list[Verdict]:
             )
             return [Verdict("kv space", f"At {p.name} the engine runs out of KV space and computes again", "holds",
                             p.share["queue"] + p.share["stall"], where=p.name, evidence=facts, point=p.number,
-                            lever=f"{e.flag('kv_space')}; {e.flag('kv_dtype')}")]  # fmt: skip
+                            lever=f"{e.by('more KV space', 'kv_space')}; {e.by('smaller KV', 'kv_dtype')}")]  # fmt: skip
     return []
 
 

@@ -75,6 +75,11 @@ class Evidence:
         tops = {round(g[1]) for g in full if g and g[0] >= 0.8 * g[1]}
         return tops.pop() if len(tops) == 1 and len(full) > 0 else None
 
+    def by(self, what: str, limit: str) -> str:
+        """``what``, with the engine's own flag for it where that is known."""
+        flag = self.flag(limit)
+        return f"{what}: {flag}" if flag else what
+
     def flag(self, limit: str) -> str:
         return self.flags.get(limit, "")
 
