@@ -96,7 +96,7 @@ def _targets(node: ast.AST, package: str, ours: set[str]) -> list[str]:
 
 
 def _components(graph: Mapping[str, set[str]]) -> list[set[str]]:
-    """Strongly connected components: nodes that reach each other (the graph is small, so plain reachability will do)."""
+    """Strongly connected components: nodes that reach each other. The graph is small: plain reachability will do."""
     reach = {n: _reachable(graph, n) for n in graph}
     out: list[set[str]] = []
     placed: set[str] = set()

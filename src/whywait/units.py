@@ -22,13 +22,12 @@ def parse_duration(text: str, default_unit: str = "s") -> int:
     digits = s.rstrip("abcdefghijklmnopqrstuvwxyzµ")
     unit = s[len(digits) :].strip() or default_unit
     try:
-        value = float(digits)
-        scale = _DURATION[unit]
+        ns = float(digits) * _DURATION[unit]
     except (ValueError, KeyError):
-        raise ValueError(f"{text!r} is not a duration such as 500ms, 1.5s or 3m") from None
-    if not math.isfinite(value) or value < 0:
+        ns = math.nan
+    if not math.isfinite(ns) or ns < 0:
         raise ValueError(f"{text!r} is not a duration such as 500ms, 1.5s or 3m")
-    return round(value * scale)
+    return round(ns)
 
 
 def ms(value: float | None) -> str:
@@ -36,7 +35,7 @@ def ms(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     if abs(value) >= 10_000:
-        return f"{value / 1000:.3g} s" if abs(value) < 1e6 else f"{value / 1000:.0f} s"
+        return f"{_sig(value / 1000)} s"
     return f"{_sig(value)} ms"
 
 
@@ -67,5 +66,6 @@ def size(value: float | None) -> str:
 def _sig(value: float) -> str:
     if value == 0:
         return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    rounded = float(f"{value:.3g}")  # 9.996 is 10.0, not 10.00
+    digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{min(digits, 6)}f}" if digits else f"{round(value):,}"

@@ -19,7 +19,7 @@ import orjson
 
 from whywait.core.columns import KINDS
 from whywait.core.events import Accepted, Failed, Finished, Reading, Sent, Step, next_state
-from whywait.core.run import Manifest, Run
+from whywait.core.run import Manifest, Run, manifest_of
 from whywait.core.table import Table
 from whywait.errors import UsageError
 
@@ -73,7 +73,7 @@ class Recorder:
             self._write(type(e).__name__.lower(), e._asdict())
             return
         name = type(e).__name__
-        state = next_state(self._state[e.id], name)
+        state = next_state(self._state.get(e.id, "unplanned, or ended"), name)
         if isinstance(e, Sent):
             self._write("sent", [e.id, e.t_ns])
         elif isinstance(e, Accepted):
@@ -96,12 +96,13 @@ class Recorder:
 
     def flush(self) -> None:
         """Hand everything to the kernel: from here on it survives kill −9."""
-        if self._lines:
-            self._log.write(b"".join(self._lines))
-            self._lines.clear()
+        # Chunks first, so that a request the log calls ended has all of its chunks, wherever a kill falls.
         if self._chunks:
             self._bin.write(self._chunks.tobytes())
             del self._chunks[:]
+        if self._lines:
+            self._log.write(b"".join(self._lines))
+            self._lines.clear()
 
     def finish(self, manifest: Manifest, extra_readings: Sequence[Mapping[str, Any]] = ()) -> Run:
         """Close the spool and make the Run (not saved yet; the spool stays until :func:`discard_spool`)."""
@@ -189,14 +190,15 @@ class _Spool:
         getattr(self, f"_{what}")(v)
 
     def _manifest(self, v: Any) -> None:
-        self.manifest = Manifest(**v)
+        self.manifest = manifest_of(v, "the spool")
 
     def _point_(self, v: Any) -> None:
         self._point = v["point"]
-        self.points[self._point] = v
+        self.points[self._point] = {**v, "planned": 0}  # until its plan is read: a kill may fall between the two
         self._seen(v["start_ns"])
 
     def _plan(self, rows: Any) -> None:
+        self.points[self._point]["planned"] = len(rows)
         for r in rows:
             self.requests[r["id"]] = {"point": self._point, "replica": 0, "attempt": 1, "outcome": "never_sent",
                                       "fault": "none", **r}  # fmt: skip
@@ -253,6 +255,11 @@ def _close_open_ends(spool: _Spool, chunks: Table) -> None:
     """Points and requests that a kill left open end at the last thing seen; their tokens so far stay counted."""
     for p in spool.points.values():
         p.setdefault("end_ns", max(spool.last_ns, p["start_ns"]))
+    for i in np.unique(chunks["id"]).tolist():
+        if (
+            spool.requests[i]["outcome"] == "never_sent"
+        ):  # its chunks reached the disk, the line that it was sent did not
+            spool.requests[i]["outcome"] = "censored"
     open_ = {i for i, r in spool.requests.items() if r["outcome"] == "censored" and "end_ns" not in r}
     if not open_:
         return
@@ -268,7 +275,7 @@ def _close_open_ends(spool: _Spool, chunks: Table) -> None:
 
 
 def _chunks(path: Path, ids: Any) -> Table:
-    raw = np.fromfile(path, dtype="<i8")
+    raw = np.fromfile(path, dtype="<i8") if path.exists() else np.empty(0, dtype="<i8")
     raw = raw[: len(raw) // 4 * 4].reshape(-1, 4)
     raw = raw[np.isin(raw[:, 0], ids)]
     order = np.lexsort((np.arange(len(raw)), raw[:, 0]))

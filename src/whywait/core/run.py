@@ -102,21 +102,27 @@ class Run:
         return cls(manifest, **{name: Table.load(name, path / f"{name}.parquet") for name in TABLES})
 
 
+def manifest_of(raw: dict[str, Any], where: str) -> Manifest:
+    """A manifest from what was written down; facts that this version does not know are passed over.
+
+    Raises:
+        UsageError: written by a newer whywait.
+    """
+    if raw.get("schema_version", 0) > SCHEMA_VERSION:
+        raise UsageError(
+            f"{where} was written by whywait {raw.get('whywait_version')} (schema {raw['schema_version']})",
+            "upgrade whywait to read it",
+        )
+    known = {f.name for f in dataclasses.fields(Manifest)}
+    return Manifest(**{k: v for k, v in raw.items() if k in known})
+
+
 def _read_manifest(path: Path) -> Manifest:
     file = path / "manifest.json"
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        newer = raw.get("schema_version", 0) > SCHEMA_VERSION
-        known = {f.name for f in dataclasses.fields(Manifest)}
-        manifest = None if newer else Manifest(**{k: v for k, v in raw.items() if k in known})
+        return manifest_of(json.loads(file.read_text(encoding="utf-8")), str(path))
     except (ValueError, TypeError, AttributeError) as exc:
         raise UsageError(f"{file} is damaged: {exc}", "restore it from a copy") from exc
-    if manifest is None:
-        raise UsageError(
-            f"{path} was written by whywait {raw.get('whywait_version')} (schema {raw['schema_version']})",
-            "upgrade whywait to read it",
-        )
-    return manifest
 
 
 def write_json(path: Path, value: Any) -> None:

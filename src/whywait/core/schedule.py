@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Lengths:
         text = str(value).strip().replace(" ", "")
         form = re.fullmatch(r"(?:(uniform|lognormal|fixed)\()?([\d.]+)(?:,([\d.]+))?(?:,max=(\d+))?\)?", text)
         bad = UsageError(f"{value!r} is not a length", "use 128, uniform(64,512) or lognormal(256,0.6,max=2048)")
-        if not form:
+        if not form or bool(form[1]) != text.endswith(")"):
             raise bad
         try:
             a, b, cap = float(form[2]), float(form[3] or 0), int(form[4] or 1 << 20)
@@ -64,8 +65,11 @@ class Lengths:
         return np.clip(np.rint(x), 1, self.cap).astype(np.int64)
 
     def __str__(self) -> str:
-        tail = f",max={self.cap}" if self.cap < 1 << 20 else ""
-        return f"{self.a:g}" if self.kind == "fixed" else f"{self.kind}({self.a:g},{self.b:g}{tail})"
+        tail = f",max={self.cap}" if self.cap != 1 << 20 else ""
+        # 15 digits: %g alone would turn 1048576 into 1.04858e+06.
+        if self.kind == "fixed":
+            return f"{self.a:.15g}{tail}"
+        return f"{self.kind}({self.a:.15g},{self.b:.15g}{tail})"
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,19 @@ class Workload:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not self.classes or sum(c.share for c in self.classes) <= 0 or any(c.share < 0 for c in self.classes):
-            raise UsageError("a workload needs at least one class with a positive share")
+        shares = [c.share for c in self.classes]
+        if not all(0 <= share < math.inf for share in shares) or sum(shares) <= 0:
+            raise UsageError("a workload needs at least one class with a positive share, and none below 0")
         if self.cache not in CACHE_MODES:
             raise UsageError(f"cache must be one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
         if self.arrivals not in ("poisson", "constant"):
             raise UsageError(f"arrivals must be poisson or constant, not {self.arrivals!r}")
+        if self.seed < 0:
+            raise UsageError(f"seed must be at least 0, not {self.seed}")
+        if not 0 <= self.temperature < math.inf:
+            raise UsageError(f"temperature must be at least 0, not {self.temperature}")
+        if not 0 < self.timeout_s < math.inf:
+            raise UsageError(f"timeout_s must be a number of seconds above 0, not {self.timeout_s}")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a manifest."""
@@ -115,37 +126,61 @@ class Workload:
             UsageError: not readable, not TOML, an unknown key or a bad value; the message names it.
         """
         try:
-            raw = tomllib.loads(path.read_text())
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
             raise UsageError(f"cannot read workload {path}: {exc.strerror}") from exc
         except (ValueError, UnicodeDecodeError) as exc:
             raise UsageError(f"{path} is not valid TOML: {exc}") from exc
         classes = raw.pop("class", [{}])
+        if not isinstance(classes, list) or not all(isinstance(c, dict) for c in classes):
+            raise UsageError(f"{path}: class is not a list of tables", "begin each class with [[class]]")
         known = {f.name for f in dataclasses.fields(cls)} - {"classes"}
-        _no_unknown(raw, known | {"prompt_tokens", "output_tokens", "slo"}, f"{path}")
-        shared = {k: raw.pop(k) for k in ("prompt_tokens", "output_tokens", "slo") if k in raw}
-        try:
-            return cls(tuple(_class(c, shared, i, path) for i, c in enumerate(classes)), **raw)
-        except TypeError as exc:
-            raise UsageError(f"{path}: {exc}") from exc
+        _check(raw, known | _PER_CLASS, f"{path}")
+        shared = {k: raw.pop(k) for k in _PER_CLASS if k in raw}
+        return cls(tuple(_class(c, shared, i, path) for i, c in enumerate(classes)), **raw)
+
+
+# What each key holds in a file; lengths are read by Lengths.parse. bool is apart: to Python, true is also a number.
+_NUMBER, _WHOLE, _TEXT, _SWITCH, _TABLE = "a number", "a whole number", "a text", "true or false", "a table"
+_PYTHON = {_NUMBER: (int, float), _WHOLE: (int,), _TEXT: (str,), _SWITCH: (bool,), _TABLE: (dict,)}
+_HOLDS = {
+    **dict.fromkeys(("arrivals", "cache", "name"), _TEXT),
+    **dict.fromkeys(("temperature", "timeout_s", "share", *SLO_KEYS), _NUMBER),
+    "seed": _WHOLE,
+    "ignore_eos": _SWITCH,
+    "slo": _TABLE,
+}
+_PER_CLASS = {"prompt_tokens", "output_tokens", "slo"}
 
 
 def _class(raw: dict[str, Any], shared: dict[str, Any], index: int, path: Path) -> RequestClass:
-    known = {f.name for f in dataclasses.fields(RequestClass)}
-    _no_unknown(raw, known, f"{path} class {index}")
+    where = f"{path} class {index}"
+    _check(raw, {f.name for f in dataclasses.fields(RequestClass)}, where)
     merged = {**shared, **raw}
     for key in ("prompt_tokens", "output_tokens"):
         if key in merged:
-            merged[key] = Lengths.parse(merged[key])
+            try:
+                merged[key] = Lengths.parse(merged[key])
+            except UsageError as exc:
+                raise UsageError(f"{where}: {key}: {exc.message}", exc.hint) from None
     merged.setdefault("name", f"class{index}" if index else "default")
-    _no_unknown(merged.get("slo", {}), set(SLO_KEYS), f"{path} slo")
+    slo = merged.get("slo", {})
+    _check(slo, set(SLO_KEYS), f"{where} slo")
+    for key, limit in slo.items():
+        if not 0 < limit < math.inf:
+            raise UsageError(f"{where} slo: {key} must be a number of milliseconds above 0, not {limit}")
     return RequestClass(**merged)
 
 
-def _no_unknown(raw: dict[str, Any], known: set[str], where: str) -> None:
+def _check(raw: dict[str, Any], known: set[str], where: str) -> None:
+    """Refuse a key that means nothing, and a value of another kind than the key holds."""
     extra = sorted(set(raw) - known)
     if extra:
         raise UsageError(f"{where}: unknown key {extra[0]!r}", f"known keys: {', '.join(sorted(known))}")
+    for key, value in raw.items():
+        holds = _HOLDS.get(key)
+        if holds and (not isinstance(value, _PYTHON[holds]) or isinstance(value, bool) != (holds == _SWITCH)):
+            raise UsageError(f"{where}: {key} must be {holds}, not {value!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ def _queue_cause(e: Evidence, p: Seen) -> Verdict:
     blocked = p.growth["preemptions_total"] or 0
     if kv and (kv[1] >= 0.95 or blocked) and (not slots or not running or running[1] < slots):
         facts = [*evidence, f"KV space was up to {percent(kv[1])} full; {blocked:.0f} preemptions"]
-        lever = f"{e.by('more KV space', 'kv_space')}; {e.by('smaller KV', 'kv_dtype')}"
+        lever = _more_kv(e)
         claim = f"At {p.name} requests wait for KV space"
         return Verdict("kv space", claim, "holds", p.share["queue"], where=p.name, how=p.how["queue"],
                        evidence=tuple(facts), lever=lever, point=p.number)  # fmt: skip
@@ -142,7 +142,7 @@ def _mixed_gaps(e: Evidence, mixed: Seen) -> Verdict:
     facts = () if grown is None else (f"p99 gap {ms(here)} with long prompts, {ms(there)} without",)
     claim = "Whether a neighbour's prefill stops decode is not visible: the engine does not say when it prefills"
     return Verdict("neighbour's prefill", claim, "undecided", None, where=mixed.name, how="inferred", evidence=facts,
-                   next_step=f"look at the engine's iteration sizes, or lower {e.flag('token_budget') or 'its token budget'} and compare",
+                   next_step=f"lower {e.flag('token_budget') or 'the token budget of a step'} and compare the p99 gap",
                    point=mixed.number)  # fmt: skip
 
 
@@ -283,8 +283,12 @@ def kv_space(e: Evidence) -> list[Verdict]:
             )
             return [Verdict("kv space", f"At {p.name} the engine runs out of KV space and computes again", "holds",
                             p.share["queue"] + p.share["stall"], where=p.name, evidence=facts, point=p.number,
-                            lever=f"{e.by('more KV space', 'kv_space')}; {e.by('smaller KV', 'kv_dtype')}")]  # fmt: skip
+                            lever=_more_kv(e))]  # fmt: skip
     return []
+
+
+def _more_kv(e: Evidence) -> str:
+    return f"{e.by('more KV space', 'kv_space')}; {e.by('smaller KV', 'kv_dtype')}"
 
 
 def outside(e: Evidence) -> list[Verdict]:

@@ -54,9 +54,11 @@ def failed_gates(gates: list[Gate], summary: dict[str, Any]) -> list[str]:
     """
     out = []
     for gate in gates:
+        if not summary["points"]:
+            out.append(f"nothing was measured, so {gate.text!r} does not pass")
         for p in summary["points"]:
             value = _value(p, gate)
-            at = f"{p['mode']} {p['target']:g}"
+            at = p["mode"] if p["target"] is None else f"{p['mode']} {p['target']:g}"
             if value is None:
                 out.append(f"{'.'.join(gate.path)} is unknown at {at}, so {gate.text!r} does not pass")
             elif OPS[gate.op](value, gate.limit):

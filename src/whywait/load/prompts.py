@@ -53,6 +53,9 @@ ASKS = (
 )
 
 
+LEAST_TOKENS_PER_WORD = 0.2  # below this the service's counts do not follow the length of the prompt
+
+
 @dataclass(frozen=True)
 class Prompter:
     """Makes prompts of a wanted token length by the service's own count.
@@ -92,7 +95,7 @@ class Prompter:
         if np.ptp(words) == 0:
             return base
         slope, overhead = np.polyfit(words, tokens, 1)
-        if slope <= 0:
+        if slope < LEAST_TOKENS_PER_WORD:
             return base
         # The line must meet the longer prompts exactly: those are the ones that will be sent.
         overhead = float((tokens - slope * words)[words >= np.median(words)].mean())
