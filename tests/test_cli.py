@@ -176,7 +176,7 @@ def test_queue_behind_the_slots_is_named(stub: Any, tmp_path: Path, capsys: pyte
     text = capsys.readouterr().out
     assert "queue behind the engine's limit of 2" in text
     assert "--parallel" in text
-    assert "No queue at concurrency 1" in text
+    assert "No queue for a place at concurrency 1" in text
     assert call("show", out, "--json") == 0
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     top = next(v for v in verdicts if v["cause"] == "queue behind the slot limit")

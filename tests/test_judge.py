@@ -129,7 +129,8 @@ def test_a_neighbours_prefill_is_named_with_it_and_not_without() -> None:
         # computed; that request answers with two tokens.
         times = [begin + 100 * MS + k * 20 * MS + (600 * MS if k >= 20 else 0) for k in range(40)]
         rows.append({"id": 2 * i, "sent_ns": begin, "accepted_ns": times[0], "first_ns": times[0], "last_ns": times[-1],
-                     "end_ns": times[-1], "engine_prefill_ms": 90.0, "output_tokens": 40, "content_chunks": 40})  # fmt: skip
+                     "end_ns": times[-1], "engine_prefill_ms": 90.0, "output_tokens": 40,
+                     "content_chunks": 40})  # fmt: skip
         chunks += stream(2 * i, times)
         first = times[20] - 5 * MS
         rows.append({"id": 2 * i + 1, "sent_ns": first - 601 * MS, "accepted_ns": first, "first_ns": first,

@@ -165,10 +165,19 @@ def test_files_of_other_writers_are_read_by_value(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -9, -1])
-def test_a_damaged_file_is_named(tmp_path, cut):
+def test_a_damaged_file_is_named(tmp_path, capfd, cut):
     path = tmp_path / "c.parquet"
     Table.from_rows("chunks", [{"id": 1, "t_ns": 5, "kind": "answer", "clock": "user"}]).save(path)
     path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(UsageError, match=r"c\.parquet is not a readable whywait table"):
+        Table.load("chunks", path)
+    assert capfd.readouterr().err == ""  # no library's stack trace between the user and the one line of ours
+
+
+def test_damage_that_makes_the_reader_panic_is_named(tmp_path):
+    """A panic is no Exception; unless it is caught by name it ends the program with a stack trace."""
+    path = tmp_path / "c.parquet"
+    path.write_bytes(b"PAR1" + bytes(100) + (90).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(UsageError, match=r"c\.parquet is not a readable whywait table"):
         Table.load("chunks", path)
 

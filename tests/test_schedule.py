@@ -265,9 +265,14 @@ def test_a_closed_schedule_has_no_due_times_and_consecutive_ids(n, first_id, wor
 
 @given(st.floats(0.01, 10_000), st.integers(0, 100))
 def test_constant_arrivals_are_constant(rate, n):
-    """To the nanosecond, and without an error that adds up: a timer named Constant must not draw gaps."""
+    """To the nanosecond: a timer named Constant must not draw gaps."""
     due = open_schedule(Workload(arrivals="constant"), rate, n).due_ns
     assert due.tolist() == [round(i / rate * S) for i in range(n)]
+
+
+def test_constant_arrivals_do_not_drift():
+    due = open_schedule(Workload(arrivals="constant"), 0.7, 300_000).due_ns
+    assert due[7::7].tolist() == [10 * S * i for i in range(1, len(due[7::7]) + 1)]
 
 
 @pytest.mark.parametrize("rate", [0.5, 40.0])

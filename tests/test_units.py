@@ -29,6 +29,7 @@ FIGURES = st.floats(1e-4, 1e15).flatmap(lambda x: st.sampled_from([x, -x]))
         ("1e3s", 1_000_000_000_000),
         ("0", 0),
         ("0.0000000004s", 0),
+        ("0.0000000006s", 1),
     ],
 )
 def test_durations(text, ns):

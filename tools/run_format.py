@@ -8,17 +8,19 @@ from pathlib import Path
 from whywait.core.columns import SCHEMA_VERSION, TABLES
 
 PAGE = Path(__file__).parents[1] / "docs" / "run-format.md"
-HEAD = f"""# The run folder (schema {SCHEMA_VERSION})
+HEAD = f"""\
+# The run folder (schema {SCHEMA_VERSION})
 
 Made by `python tools/run_format.py` from `src/whywait/core/columns.py`; do not edit.
 
 | file | what |
 |---|---|
-| `manifest.json` | where the run comes from: versions, command, seed, engine, machine, workload, the client's own error, doubts. Written last: its presence marks the run as whole |
+| `manifest.json` | where the run comes from: versions, command, seed, engine, machine, workload, client, doubts; \
+written last: its presence marks the run as whole |
 | `summary.json` | the figures, with stable keys (`docs/metrics.md` defines them) |
-| `*.parquet` | the tables below, zstd; readable by pyarrow, pandas, polars, DuckDB. `steps` is absent when there are none |
+| `*.parquet` | the tables below, zstd; readable by pyarrow, pandas, polars, DuckDB; no `steps` when there are none |
 | `report.html` | after `diagnose` |
-| `spool/` | only while a run is going on, or when it was cut off: `whywait show` reads it and says PARTIAL |
+| `spool/` | while a run is going on, or when it was cut off: `whywait show` reads it and says PARTIAL |
 
 Times (`*_ns`) are nanoseconds after `zero_unix_ns` of the manifest. Null means unknown, never 0.
 """

@@ -236,7 +236,9 @@ class Session:
         o, n = self.options, self.options.max_requests
         tokens = sum(c.share * (c.prompt_tokens.a + c.output_tokens.a) for c in o.workload.classes)
         tokens /= sum(c.share for c in o.workload.classes)
-        most = f"at most {n} requests, about {n * tokens:,.0f} tokens" if n else f"requests of some {tokens:,.0f} tokens"
+        most = f"requests of about {tokens:,.0f} tokens"
+        if n:
+            most = f"at most {n} requests, about {n * tokens:,.0f} tokens"
         where = self.target.endpoint.netloc
         self._say(f"load on {where}: {most}; it stops at {ERROR_SHARE_STOP:.0%} errors or foreign traffic")
 

@@ -256,9 +256,8 @@ def _close_open_ends(spool: _Spool, chunks: Table) -> None:
     for p in spool.points.values():
         p.setdefault("end_ns", max(spool.last_ns, p["start_ns"]))
     for i in np.unique(chunks["id"]).tolist():
-        if (
-            spool.requests[i]["outcome"] == "never_sent"
-        ):  # its chunks reached the disk, the line that it was sent did not
+        # Its chunks reached the disk, the line that it was sent did not.
+        if spool.requests[i]["outcome"] == "never_sent":
             spool.requests[i]["outcome"] = "censored"
     open_ = {i for i, r in spool.requests.items() if r["outcome"] == "censored" and "end_ns" not in r}
     if not open_:

@@ -26,7 +26,7 @@ def queue(e: Evidence) -> list[Verdict]:
         names = ", ".join(f"{p.target:g}" for p in quiet)
         facts = [_waited(p) for p in quiet[:3]]
         unit = "concurrency" if quiet[0].mode == "concurrency" else "requests/s"
-        claim = f"No queue at {unit} {names}"
+        claim = f"No queue for a place at {unit} {names}"
         out.append(Verdict("queue", claim, "fails", quiet[-1].share["queue"], where=quiet[-1].name,
                            how=quiet[-1].how["queue"], evidence=tuple(facts), point=quiet[-1].number))  # fmt: skip
     if worst is None or worst.share["queue"] < PRESENT:
@@ -93,7 +93,7 @@ def _more_slots_would(e: Evidence, p: Seen, slots: int | None) -> list[str]:
 
 
 def _waited(p: Seen) -> str:
-    return (f"at {p.name} {percent(p.share['queue'])} of the requests' time is queue "
+    return (f"at {p.name} {percent(p.share['queue'])} of the requests' time is queue for a place "
             f"({ms(p.mean_ms['queue'])} of {ms(sum(p.mean_ms.values()))}, {p.how.get('queue')})")  # fmt: skip
 
 

@@ -115,7 +115,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
         ("energy per request", lambda p: number(p["energy_j_per_request"], "J")),
     ]
     rows.append(("requests wait for", lambda _p: ""))
-    rows += [(f"  {name}", _share("phases", key)) for key, name in PHASE_NAMES.items()]
+    for key, name in PHASE_NAMES.items():
+        rows.append((f"  {name}", _share("phases", key)))
+        if key == "queue":
+            rows.append(("    of it, a neighbour's step", _turn))
     rows.append(("the device is in", lambda _p: ""))
     rows += [(f"  {name}", _device(key)) for key, name in DEVICE_NAMES.items()]
     return rows
@@ -139,6 +142,13 @@ def _share(group: str, key: str) -> Callable[[dict[str, Any]], str]:
         return "–" if share is None or share < 0.0005 else percent(share)
 
     return cell
+
+
+def _turn(p: dict[str, Any]) -> str:
+    """Waiting with a place already free: for the end of a neighbour's prefill step."""
+    found = p["phases"].get("queue", {}) if p["phases"] else {}
+    share = (found.get("share") or 0.0) * found.get("causes", {}).get("neighbour's prefill", 0.0)
+    return "–" if share < 0.0005 else percent(share)
 
 
 def _device(key: str) -> Callable[[dict[str, Any]], str]:
