@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import run_format
 
+import run_format
 from whywait.analyze.phases import PHASES
 from whywait.cli import VERBS
 from whywait.core.columns import OUTCOMES
@@ -37,7 +37,8 @@ def test_readme_links_and_paths_exist() -> None:
 
 def test_readme_verbs_exist() -> None:
     text = (ROOT / "README.md").read_text()
-    for verb in re.findall(r"^whywait (\w+)", text, re.MULTILINE):
+    code = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+    for verb in re.findall(r"^whywait (\w+) ", code, re.MULTILINE):
         assert verb in VERBS, verb
 
 
