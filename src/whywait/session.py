@@ -5,6 +5,7 @@ Part of the application layer (with ``app.py``): it joins producers, and only ``
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -122,6 +123,7 @@ class Session:
         self.clock = Clock()
         self.recorder = Recorder(self.directory, self._manifest())
         self._start_sampler(endpoint)
+        _many_sockets()
         self.client = Client(endpoint, self.recorder, self.clock)
         body = self._body
         self.driver = Driver(
@@ -331,6 +333,15 @@ def _may_load(endpoint: Endpoint, o: Options) -> None:
         f"{endpoint.netloc} is not this machine, and this would send it {ceiling}",
         "add --load if you may load that service",
     )
+
+
+def _many_sockets() -> None:
+    """A socket per request in flight: take as many file descriptors as this process may have."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _new_directory(out: str | None) -> Path:

@@ -267,7 +267,7 @@ class Client:
             self.coalesced_reads += 1
             self.coalesced_chunks += left
             self.coalesced_late += late
-            low = max(flight.prev, flight.accepted)
+            low = flight.prev
         add, id_ = self.recorder.chunk, flight.call.id
         for kind, tokens in events:
             if kind == ROLE:

@@ -78,11 +78,12 @@ class Poller:
         """Ready file descriptors. epoll counts in whole ms, so short waits go through select on the epoll itself."""
         if self._epoll is None:
             return [key.fd for key, _ in self._other.select(max(0, timeout_ns) / 1e9)]
-        if timeout_ns >= 5_000_000:
+        ready = self._epoll.poll(0)  # under load something is usually there: no need to sleep and be woken
+        if not ready and timeout_ns >= 5_000_000:
             # Wake a little early; the caller's loop then waits the rest finely.
             ready = self._epoll.poll((timeout_ns - 2_000_000) / 1e9)
-        else:
-            if timeout_ns > 0 and self._epoll.fileno() < 1024:
+        elif not ready and timeout_ns > 0:
+            if self._epoll.fileno() < 1024:
                 select.select([self._epoll], [], [], timeout_ns / 1e9)
             ready = self._epoll.poll(0)
         return [fd for fd, _ in ready]
