@@ -94,14 +94,18 @@ def test_a_slow_drift_is_followed_and_no_step(times, drift):
     assert clock.steps == 0
 
 
-def test_it_looks_again_only_when_it_is_time(times):
-    """Between looks a step goes unseen; ten times a second is often enough, and every turn of the loop is too often."""
+def test_a_step_is_seen_at_once_and_a_drift_when_it_is_time(times):
+    """The two clocks are compared on every turn of the loop; the careful look is taken ten times a second."""
     clock = Clock()
     clock.resync(clock.now())
-    times.offset += 5 * MS
+    times.offset += MS // 2  # a drift: not worth a look before its time
     times.mono += RESYNC_NS - 1
     clock.resync(clock.now())
-    assert clock.steps == 0
+    assert clock.offset == OFFSET
+    times.mono += 1
+    clock.resync(clock.now())
+    assert clock.offset == OFFSET + MS // 2
+    times.offset += 5 * MS
     times.mono += 1
     clock.resync(clock.now())
     assert clock.steps == 1

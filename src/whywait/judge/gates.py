@@ -69,6 +69,8 @@ def failed_gates(gates: list[Gate], summary: dict[str, Any]) -> list[str]:
 def _value(point: dict[str, Any], gate: Gate) -> float | None:
     found: Any = point
     for key in gate.path:
+        if found == {}:  # a part of the summary for which there was no request: unknown, not a wrong key
+            return None
         if not isinstance(found, dict) or key not in found:
             raise UsageError(f"--fail-if: a summary has no {'.'.join(gate.path)!r}", EXAMPLE)
         found = found[key]

@@ -44,8 +44,8 @@ class Clock:
         return time.monotonic_ns() - self._zero_mono
 
     def resync(self, now_ns: int) -> None:
-        """Bracket again when it is time to; cheap to call on every loop."""
-        if now_ns < self._next_sync:
+        """Bracket again when it is time to, or when the clocks disagree; cheap to call on every loop."""
+        if now_ns < self._next_sync and abs(time.time_ns() - time.monotonic_ns() - self.offset) < STEP_LIMIT_NS:
             return
         self._next_sync = now_ns + RESYNC_NS
         offset, error = bracket()
