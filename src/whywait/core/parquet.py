@@ -69,7 +69,7 @@ def _encode(c: Column, col: Array, n: int) -> Any:
             raise ValueError(f"column {c.name} holds a code outside {c.values}")
         words: Any = ac.Array([*c.values, None], ac.DataType.string())
         codes = np.where(col < 0, len(c.values), col).astype(np.int32)
-        return words.take(ac.Array.from_numpy(codes))
+        return words.take(ac.Array.from_arrow(na.c_array_from_buffers(na.int32(), n, [None, codes])))
     valid = None
     if c.nullable:
         ok = ~np.isnan(col)
