@@ -19,8 +19,8 @@ from whywait.load.recipe import closed_schedule, open_schedule
 from whywait.load.stub import StubProcess
 from whywait.net.client import Client
 from whywait.net.clock import Clock
+from whywait.net.dialect import chat_body
 from whywait.net.endpoint import parse_url
-from whywait.net.wire import chat_body
 
 
 @pytest.fixture(scope="module")

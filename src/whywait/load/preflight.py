@@ -19,8 +19,8 @@ from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachabl
 from whywait.load.prompts import Prompter
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
+from whywait.net.dialect import request_body
 from whywait.net.endpoint import Endpoint, get, post, raise_for
-from whywait.net.wire import chat_body, completion_body
 from whywait.units import NS_PER_S
 
 
@@ -51,8 +51,7 @@ class Target:
         return out
 
     def body(self, prompt: str, max_tokens: int, options: dict[str, Any]) -> bytes:
-        make = chat_body if self.endpoint.dialect == "chat" else completion_body
-        return make(self.model, prompt, max_tokens, options)
+        return request_body(self.endpoint.dialect, self.model, prompt, max_tokens, options)
 
 
 def find(endpoint: Endpoint, model: str | None) -> Target:

@@ -19,9 +19,10 @@ from whywait.core.recorder import chunk_meta
 from whywait.net import stamps
 from whywait.net.clock import Clock
 from whywait.net.conn import READ_SIZE, Conn
+from whywait.net.dialect import ROLE
 from whywait.net.endpoint import Endpoint
 from whywait.net.outcome import facts_of
-from whywait.net.wire import ROLE, Response, WireError, request_bytes
+from whywait.net.wire import Response, WireError, request_bytes
 from whywait.units import NS_PER_MS
 
 BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 48, 8_000, 1_600_000
@@ -252,7 +253,7 @@ class Client:
         flight.prev = t
         if response.complete:
             self._finish(conn, flight, t)
-        elif response.saw_done and flight.done_ns < 0:
+        elif response.answer.saw_done and flight.done_ns < 0:
             flight.done_ns = t
             self._at(now + DONE_GRACE_NS, conn, flight)
 
