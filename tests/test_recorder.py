@@ -258,8 +258,8 @@ def _writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[t
             return self.file.write(data)
 
     writes.append(("log.jsonl", (folder / "spool" / "log.jsonl").read_bytes()))
-    monkeypatch.setattr(recorder, "_log", Tap("log.jsonl", recorder._log))
-    monkeypatch.setattr(recorder, "_bin", Tap("chunks.bin", recorder._bin))
+    monkeypatch.setattr(recorder._log, "_file", Tap("log.jsonl", recorder._log._file))
+    monkeypatch.setattr(recorder._bin, "_file", Tap("chunks.bin", recorder._bin._file))
     _history(recorder)
     monkeypatch.undo()
     _kill(recorder)

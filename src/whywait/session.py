@@ -35,7 +35,6 @@ from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.probe import bench, host
 from whywait.probe.listener import listening_pids
 from whywait.probe.sampler import Config, SamplerProcess
-from whywait.probe.spool import read_spool
 from whywait.units import NS_PER_S
 
 Say = Callable[[str], None]
@@ -174,9 +173,8 @@ class Session:
         return own or self.target.limits.get("slots")
 
     def snapshot(self) -> Run:
-        """The last point so far as recorded, with what the sampler has read."""
-        spool = self.directory / "spool" / "readings.jsonl"
-        return self.recorder.peek(read_spool(spool) if spool.exists() else ())
+        """The run so far as recorded, without its chunks, with what the sampler has read."""
+        return self.recorder.peek()
 
     def stop(self, reason: str) -> None:
         """No further point; the Run is labelled PARTIAL with this reason."""
@@ -191,24 +189,22 @@ class Session:
         ok = run.requests.where(run.requests["outcome"] == 0)
         took = ok["end_ns"] - ok["sent_ns"]
         self.last_e2e_s = float(np.median(took)) / NS_PER_S if len(ok) else None
-        content = int((run.chunks["kind"] > 0).sum())
+        content = float(np.nansum(run.requests["content_chunks"]))
         wall = float(run.points["end_ns"][0] - run.points["start_ns"][0]) / NS_PER_S
-        tokens = float(np.nansum(ok["output_tokens"])) or float(content)
+        tokens = float(np.nansum(ok["output_tokens"])) or content
         self.last_tokens_per_s = tokens / wall if wall > 0 else None
 
     def finish(self) -> Run:
         """Stop sampling and make the Run (in memory; the spool stays until it is saved)."""
-        rows: list[dict[str, Any]] = []
         if self._sampler is not None:
             self._sampler.stop()
-            rows = self._sampler.rows
             if self._sampler.complaint:
                 said = self._sampler.complaint.splitlines()[-1]
                 self.doubt("the metrics sampler had trouble", said, "see whether the service's metrics answer")
         manifest = dataclasses.replace(
             self._manifest(), partial=bool(self.reason), partial_reason=self.reason, clock=[self.clock.facts()]
         )
-        return self.recorder.finish(manifest, rows)
+        return self.recorder.finish(manifest)
 
     # inside
 

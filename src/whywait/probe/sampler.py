@@ -269,7 +269,6 @@ class SamplerProcess:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.rows: list[dict[str, Any]] = []
         self.complaint = ""  # what it said on stderr; a doubt when not empty
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -279,6 +278,11 @@ class SamplerProcess:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What it has written so far, read from disk: a long run's readings are not kept in memory as rows."""
+        return read_spool(self.config.spool)
 
     @property
     def pid(self) -> int | None:
@@ -310,8 +314,8 @@ class SamplerProcess:
             self._process.stdin.write(orjson.dumps({"pids": {group: pids}}, option=orjson.OPT_APPEND_NEWLINE))
             self._process.stdin.flush()
 
-    def stop(self) -> list[dict[str, Any]]:
-        """End it (gently, then not) and give everything it wrote. Also when it was killed before. Idempotent."""
+    def stop(self) -> None:
+        """End it (gently, then not); ``complaint`` says what went wrong, a death before its time too. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -320,8 +324,8 @@ class SamplerProcess:
                 process.kill()
                 _, err = process.communicate()
             self.complaint = err.decode(errors="replace").strip()
-            self.rows = read_spool(self.config.spool)
-        return self.rows
+            if process.returncode and not self.complaint:
+                self.complaint = f"it ended before its time (exit code {process.returncode})"
 
 
 if __name__ == "__main__":
