@@ -60,6 +60,7 @@ class Driver:
     timeout_s: float = 300.0
     watch: Callable[[Progress], None] = lambda _p: None  # may write a line; it runs between two turns of the loop
     stop: Callable[[Progress], str] = lambda _p: ""
+    begin: Callable[[int], int] = lambda start_ns: start_ns  # the start that the shards of a run agree on
     cpu_ns: dict[int, int] = field(default_factory=dict)
 
     def run(self, point: Point) -> str:
@@ -70,7 +71,7 @@ class Driver:
             self.client.warm(min(int(point.target), len(schedule), 512))
         gc.collect()
         # Far enough ahead that writing the plan does not make the first requests late.
-        start = self.clock.now() + 20 * NS_PER_MS + 8_000 * len(schedule)
+        start = self.begin(self.clock.now() + 20 * NS_PER_MS + 8_000 * len(schedule))
         stop_ns = None if point.duration_s is None else start + round(point.duration_s * NS_PER_S)
         pacer: Pacer
         if closed:
