@@ -18,7 +18,7 @@ from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.recorder import chunk_meta
 from whywait.net import stamps
 from whywait.net.clock import Clock
-from whywait.net.conn import READ_SIZE, Conn
+from whywait.net.conn import READ_SIZE, Conn, ProxyError
 from whywait.net.dialect import ROLE
 from whywait.net.endpoint import Endpoint
 from whywait.net.outcome import facts_of
@@ -59,7 +59,7 @@ class Flight:
         "last", "prev", "response", "retrans", "sent",
     )  # fmt: skip
 
-    def __init__(self, call: Call, now: int) -> None:
+    def __init__(self, call: Call, now: int, endpoint: Endpoint) -> None:
         self.call = call
         self.sent = now
         self.deadline = now + call.timeout_ns
@@ -68,7 +68,7 @@ class Flight:
         self.retrans: int | None = None
         self.first_tokens: int | None = None
         self.chunks = 0
-        self.response = Response(call.stream, call.tap)
+        self.response = Response(call.stream, call.tap, endpoint.dialect, endpoint.reach.lenient_eof)
         self.accepted = self.first = self.answer = self.last = self.done_ns = -1
         self.prev = now
 
@@ -92,7 +92,7 @@ class Client:
         self._finished: list[tuple[int, int]] = []
         self._view = memoryview(bytearray(READ_SIZE))
         self._tls = endpoint.tls()
-        self._headers = endpoint.headers()
+        self._target, self._headers = endpoint.target, endpoint.headers()
         self._woke = 0
 
     def warm(self, n: int) -> None:
@@ -100,13 +100,16 @@ class Client:
         for _ in range(n - len(self._conns)):
             self._open(self.clock.now())
         limit = self.clock.now() + 2_000 * NS_PER_MS
-        while any(c.state in ("connecting", "handshake") for c in self._conns.values()) and self.clock.now() < limit:
+        while (
+            any(c.state in ("connecting", "tunnel", "handshake") for c in self._conns.values())
+            and self.clock.now() < limit
+        ):
             self.poll(NS_PER_MS * 20)
 
     def send(self, call: Call) -> None:
         """Send now. Lateness against ``due_ns`` is recorded, never hidden."""
         now = self.clock.now()
-        flight = Flight(call, now)
+        flight = Flight(call, now, self.endpoint)
         self.in_flight += 1
         self.send_lag.add(now - call.due_ns)
         self.recorder.event(Sent(call.id, now))
@@ -186,7 +189,7 @@ class Client:
     def _start(self, conn: Conn, flight: Flight) -> None:
         conn.state = "busy"
         try:
-            conn.send(request_bytes(self.endpoint.path, self.endpoint.netloc, flight.call.body, self._headers))
+            conn.send(request_bytes(self._target, self.endpoint.netloc, flight.call.body, self._headers))
         except OSError as exc:
             self._lost(conn, exc)
 
@@ -216,6 +219,8 @@ class Client:
         if n > 0 and flight is not None:
             if data:
                 self._read(conn, flight, (data, n, kernel), behind, woke)
+            if conn.ended and conn.state != "closed":
+                self._eof(conn)
         elif n == 0:
             self._eof(conn)
 
@@ -346,6 +351,8 @@ class Client:
         flight = conn.flight
         if flight is None:
             self._drop(conn)
+        elif isinstance(exc, ProxyError):
+            self._fail(conn, "refused", "network", str(exc.strerror))
         elif isinstance(exc, ssl.SSLError):
             self._fail(conn, "protocol", "service", f"TLS: {exc.reason or type(exc).__name__}")
         elif not conn.fresh and not flight.response.started and flight.attempt == 1:
