@@ -92,11 +92,24 @@ def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of an OpenAI-compatible service")
     p.add_argument("--launch", metavar="COMMAND", help="start this engine, measure it, stop it: 'vllm serve …'")
     p.add_argument("--model", help="model name (default: the first the service lists)")
-    p.add_argument("--dialect", choices=["chat", "completions"], default="chat")
+    p.add_argument("--dialect", choices=["chat", "completions", "responses"], default="chat")
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
     p.add_argument("--timeout", default="300s", metavar="TIME", help="per request (default 300s)")
     p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
+    _reach(p)
+
+
+def _reach(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("how the service is reached and read (docs/streams.md)")
+    g.add_argument("--header", action="append", default=[], metavar="'K: V'", help="sent with each request; repeatable")
+    g.add_argument("--body", metavar="JSON", help="fields merged into every request: '{\"top_k\":5}'")
+    g.add_argument("--ca", metavar="FILE", help="PEM file of the authorities to trust, instead of the system's")
+    g.add_argument("--cert", metavar="FILE", help="client certificate, PEM")
+    g.add_argument("--key", metavar="FILE", help="its key, when it is not in the same file")
+    g.add_argument("--insecure", action="store_true", help="do not check the service's certificate")
+    g.add_argument("--proxy", metavar="URL", help="HTTP proxy, or 'none' (default: http_proxy, https_proxy, no_proxy)")
+    g.add_argument("--lenient-eof", action="store_true", help="a stream that just ends is ok, not truncated")
 
 
 def _workload(p: argparse.ArgumentParser) -> None:

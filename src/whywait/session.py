@@ -32,6 +32,7 @@ from whywait.load.recipe import closed_schedule, open_schedule
 from whywait.net.client import Client
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
+from whywait.net.reach import Reach
 from whywait.probe import bench, host
 from whywait.probe.listener import listening_pids
 from whywait.probe.sampler import Config, SamplerProcess
@@ -61,6 +62,8 @@ class Options:
     max_requests: int | None = None  # the ceiling printed before load, when known
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
     command: tuple[str, ...] = ()
+    reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
+    body: dict[str, Any] = field(default_factory=dict)  # fields merged into every request
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,13 @@ class Session:
         if o.out:
             refuse_used(Path(o.out))
         key = read_key(o.api_key_file)
-        endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s)
+        endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s, o.reach)
         _may_load(endpoint, o)
-        self.target = preflight.find(endpoint, o.model)
+        self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body)
+        endpoint = self.target.endpoint  # a redirect may have moved it
+        for said in preflight.aloud(endpoint):
+            self._say(f"{said['what']}: {said['why']}")
+            self._doubts.append(said)
         self._announce()
         first = preflight.first_request(self.target, o.workload, o.stream)
         salt = secrets.token_hex(4)
@@ -263,11 +270,12 @@ class Session:
         t = self.target
         pids: dict[str, tuple[int, ...]] = {"client": (os.getpid(),)}
         engine: tuple[int, ...] = (self.engine.pid,) if self.engine is not None else ()
-        if not engine and endpoint.loopback:
+        if not engine and endpoint.loopback and not endpoint.unix:
             engine = tuple(p for p in listening_pids(endpoint.port) if p != os.getpid())
         if engine:
             pids["engine"] = engine
-        key_env = next((k for k in ("WHYWAIT_API_KEY", "OPENAI_API_KEY") if os.environ.get(k)), None)
+        # Secrets reach the sampler by its environment, never by its configuration.
+        env = {"WHYWAIT_SAMPLER_KEY": endpoint.api_key or "", "WHYWAIT_SAMPLER_REACH": endpoint.reach.as_json()}
         config = Config(
             zero_unix_ns=self.clock.zero_unix_ns,
             spool=str(self.directory / "spool" / "readings.jsonl"),
@@ -279,10 +287,11 @@ class Session:
             pids=pids,
             host=endpoint.loopback,
             gpu=endpoint.loopback,
-            api_key_env=key_env if endpoint.api_key else None,
+            api_key_env="WHYWAIT_SAMPLER_KEY",
+            reach_env="WHYWAIT_SAMPLER_REACH",
         )
         try:
-            self._sampler = SamplerProcess(config)
+            self._sampler = SamplerProcess(config, env)
             self._sampler.start()
         except (InternalError, OSError) as exc:
             self._sampler = None

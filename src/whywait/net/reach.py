@@ -9,15 +9,17 @@ from __future__ import annotations
 import base64
 import http.client
 import ipaddress
+import json
 import os
 import re
 import socket
 import ssl
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from whywait.core.secrets import hide_header, hide_url
 from whywait.errors import UsageError
 
 #: Headers that the client writes itself; another value would break the request or the measurement.
@@ -39,6 +41,16 @@ class Reach:
     proxy: str | None = field(default=None, repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     lenient_eof: bool = False
+
+    def as_json(self) -> str:
+        """For a child's environment: it holds the secrets."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Reach:
+        values = json.loads(text or "{}")
+        values["headers"] = tuple((name, value) for name, value in values.get("headers", ()))
+        return cls(**values)
 
     def tls(self) -> ssl.SSLContext:
         """A client's TLS context.
@@ -111,12 +123,14 @@ def proxy_for(reach: Reach, scheme: str, host: str, port: int) -> Proxy | None:
     if scheme == "unix" or reach.proxy == "none":
         return None
     if reach.proxy:
+        hide_url(reach.proxy)
         return parse_proxy(reach.proxy)
     # The environment's proxy stands elsewhere as a rule: this machine is not reached through it.
     if is_loopback(host) or urllib.request.proxy_bypass(f"{host}:{port}") or urllib.request.proxy_bypass(host):
         return None
     known = urllib.request.getproxies()
     url = known.get(scheme) or known.get("all")
+    hide_url(url)
     return parse_proxy(url) if url else None
 
 
@@ -144,6 +158,7 @@ def parse_header(text: str) -> tuple[str, str]:
         raise UsageError(f"--header {name}: whywait writes that header itself")
     if not value.isprintable() or any(ord(c) > 255 for c in value):
         raise UsageError(f"--header {name}: its value holds characters that cannot be sent in a header")
+    hide_header(name, value)
     return name, value
 
 

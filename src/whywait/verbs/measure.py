@@ -16,12 +16,17 @@ from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECID
 from whywait.judge.gates import Gate, failed_gates, parse_gates
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
+from whywait.net.reach import Reach, parse_header
 from whywait.report import live, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 
 #: Prompt and output tokens of diagnose: short enough on the embedded engine that three minutes hold many requests.
 DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
+
+#: Body fields that are the measurement's own, and the flag for each.
+OWN_FIELDS = {"model": "--model", "stream": "--no-stream", "messages": "--workload", "prompt": "--workload",
+              "input": "--workload"}  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,8 +106,39 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         slo=slo(args.slo) or dict(workload.classes[0].slo),
         seed=args.seed,
         floor=args.floor,
-        command=tuple(sys.argv[1:]),
+        command=_command(args),
+        reach=_reach(args),
+        body=_body(args.body),
     )
+
+
+def _reach(args: argparse.Namespace) -> Reach:
+    headers = tuple(parse_header(text) for text in args.header)
+    return Reach(args.ca, args.cert, args.key, args.insecure, args.proxy, headers, args.lenient_eof)
+
+
+def _body(text: str | None) -> dict[str, object]:
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as exc:
+        raise UsageError(f"--body is not JSON: {exc}", """use --body '{"top_k": 5}'""") from None
+    if not isinstance(fields, dict):
+        raise UsageError("--body is not a JSON object", """use --body '{"top_k": 5}'""")
+    for name, flag in OWN_FIELDS.items():
+        if name in fields:
+            raise UsageError(f"--body must not hold {name!r}", f"use {flag}")
+    return fields
+
+
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    """The command line for the manifest, without the values of headers and without a proxy's password."""
+    out = list(sys.argv[1:])
+    secret = [value for text in args.header if (value := text.partition(":")[2].strip())]
+    if args.proxy and "@" in args.proxy:
+        secret.append(args.proxy.partition("://")[2].rpartition("@")[0] or args.proxy.rpartition("@")[0])
+    for value in secret:
+        out = [word.replace(value, "…") for word in out]
+    return tuple(out)
 
 
 def _workload(args: argparse.Namespace) -> Workload:
