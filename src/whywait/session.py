@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -19,17 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from whywait.core.recorder import Recorder, refuse_used
+from whywait.core import secrets
+from whywait.core.recorder import Recorder, full_disk, refuse_used
 from whywait.core.run import Manifest, Run
-from whywait.core.schedule import Schedule, Workload
+from whywait.core.schedule import Workload
 from whywait.errors import InternalError, UsageError
 from whywait.lab.state import Engine
 from whywait.load import preflight
-from whywait.load.driver import Driver, Point, Progress
+from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
+from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
 from whywait.load.recipe import closed_schedule, open_schedule
-from whywait.net.client import Client
+from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.net.reach import Reach
@@ -39,7 +40,6 @@ from whywait.probe.sampler import Config, SamplerProcess
 from whywait.units import NS_PER_S
 
 Say = Callable[[str], None]
-MAX_FAILED_IN_A_ROW = 50
 ERROR_SHARE_STOP = 0.05
 
 
@@ -60,6 +60,7 @@ class Options:
     floor: bool = True
     metrics_hz: float = 4.0
     max_requests: int | None = None  # the ceiling printed before load, when known
+    processes: int = 1
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
     command: tuple[str, ...] = ()
     reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
@@ -115,7 +116,7 @@ class Session:
             self._doubts.append(said)
         self._announce()
         first = preflight.first_request(self.target, o.workload, o.stream)
-        salt = secrets.token_hex(4)
+        salt = os.urandom(4).hex()
         prompter = Prompter(o.workload.seed, o.workload.cache, salt)
         self.prompter, doubts = preflight.calibrate(self.target, o.workload, prompter)
         self._doubts += [*doubts, *self.target.notes]
@@ -128,11 +129,7 @@ class Session:
         self.clock = Clock()
         self.recorder = Recorder(self.directory, self._manifest())
         self._start_sampler(endpoint)
-        self.client = Client(endpoint, self.recorder, self.clock)
-        body = self._body
-        self.driver = Driver(
-            self.client, self.recorder, self.clock, body, o.stream, o.workload.timeout_s, self._watch, self._stop
-        )
+        self.crew = self._crew()
         for number in (signal.SIGINT, signal.SIGTERM):
             self._old_handlers[number] = signal.signal(number, self._on_signal)
         return self
@@ -144,7 +141,7 @@ class Session:
             signal.signal(number, handler)
         if self._sampler is not None:
             self._sampler.stop()
-        self.client.close()
+        self.crew.close()
 
     @property
     def interrupted(self) -> bool:
@@ -164,9 +161,9 @@ class Session:
                 duration_s = duration_s or 30.0
             n = requests if requests is not None else max(1, round(target * (duration_s or 30)))
             schedule = open_schedule(workload, target, n, self._next_id, self._number)
-        self._workload = workload
+        writer = Writer(self.target, self.prompter, workload, self.options.stream)
         point = Point(self._number, mode, target, schedule, duration_s, load.label)
-        reason = self.driver.run(point)
+        reason = self.crew.run(point, writer)
         self._next_id += n
         self._number += 1
         self.reason = self.reason or reason
@@ -208,26 +205,38 @@ class Session:
             if self._sampler.complaint:
                 said = self._sampler.complaint.splitlines()[-1]
                 self.doubt("the metrics sampler had trouble", said, "see whether the service's metrics answer")
-        manifest = dataclasses.replace(
-            self._manifest(), partial=bool(self.reason), partial_reason=self.reason, clock=[self.clock.facts()]
-        )
+        self.crew.close()
+        report = self.crew.report()
+        for lost in report.lost:
+            self.reason = self.reason or lost
+        still = still_doubt(report.still)
+        if still:
+            self._doubts.append(still)
+        manifest = self._manifest()
+        manifest = dataclasses.replace(manifest, partial=bool(self.reason), partial_reason=secrets.clean(self.reason))
+        if report.disk:
+            raise full_disk(self.directory, report.disk)
         return self.recorder.finish(manifest)
 
     # inside
 
-    def _body(self, row: int, schedule: Schedule) -> bytes:
-        prompt = self.prompter.text(int(schedule.id[row]), int(schedule.prompt_tokens[row]))
-        unique = f"{self.prompter.salt}-{schedule.id[row]}"
-        options = self.target.options(self._workload, self.options.stream, unique)
-        return self.target.body(prompt, int(schedule.output_tokens[row]), options)
+    def _crew(self) -> Crew:
+        n = self.options.processes
+        if n == 1:
+            return Solo(self.target, self.recorder, self.clock, self._watch, self._stop)
+        zero, hidden = zero_of(self.clock), secrets.known()
+        jobs = [Job(k, self.directory, zero, self.target, hidden) for k in range(n)]
+        shards = Shards(jobs, self.recorder, self._watch, self._stop)
+        if self._sampler is not None:
+            self._sampler.add_pids("client", list(shards.pids))
+        return shards
 
     def _stop(self, progress: Progress) -> str:
         if self._signal:
             return "interrupted"
-        if self.client.failed_in_a_row >= MAX_FAILED_IN_A_ROW:
-            return f"{self.client.failed_in_a_row} requests failed in a row ({self.client.last_failure})"
         if not self.target.endpoint.loopback and progress.ended >= 40:
-            failed = self.client.failed / max(1, self.client.failed + self.client.succeeded)
+            seen = self.crew.report()
+            failed = seen.failed / max(1, seen.failed + seen.succeeded)
             if failed > ERROR_SHARE_STOP:
                 return f"{failed:.0%} of the requests failed (limit {ERROR_SHARE_STOP:.0%} on a service not our own)"
         return ""
@@ -239,7 +248,9 @@ class Session:
         o, n = self.options, self.options.max_requests
         tokens = sum(c.share * (c.prompt_tokens.a + c.output_tokens.a) for c in o.workload.classes)
         tokens /= sum(c.share for c in o.workload.classes)
-        most = f"at most {n} requests, about {n * tokens:,.0f} tokens" if n else f"requests of some {tokens:,.0f} tokens"
+        most = (
+            f"at most {n} requests, about {n * tokens:,.0f} tokens" if n else f"requests of some {tokens:,.0f} tokens"
+        )
         where = self.target.endpoint.netloc
         self._say(f"load on {where}: {most}; it stops at {ERROR_SHARE_STOP:.0%} errors or foreign traffic")
 
@@ -309,8 +320,8 @@ class Session:
             "floor": self._floor,
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
-        if hasattr(self, "client"):
-            client.update(self.client.facts(), cpu_ns_by_point={str(k): v for k, v in self.driver.cpu_ns.items()})
+        report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
+        client.update(report.client)
         local = t.endpoint.loopback
         return Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
@@ -321,6 +332,7 @@ class Session:
             machine={"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates},
             workload=o.workload.as_dict(),
             client=client,
+            clock=report.clock,
             slo=o.slo,
             doubts=self._doubts,
         )

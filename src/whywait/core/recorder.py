@@ -49,6 +49,7 @@ class Recorder:
         self._lines: list[bytes] = []
         self._chunks = array("q")
         self._state: dict[int, str] = {}
+        self._closed = False
         self._write("manifest", dataclasses.asdict(manifest))
         self.flush()
         if self.complaint:
@@ -110,6 +111,8 @@ class Recorder:
 
     def flush(self) -> None:
         """Hand everything to the kernel: from here on it survives kill −9."""
+        if self._closed:
+            return
         # Chunks first, so that a request the log calls ended has all of its chunks, wherever a kill falls.
         if self._chunks or self._bin.error:
             self._bin.write(self._chunks.tobytes())
@@ -121,6 +124,7 @@ class Recorder:
     def close(self) -> None:
         """Write what is left and close the files; the spool stays."""
         self.flush()
+        self._closed = True
         self._log.close()
         self._bin.close()
 

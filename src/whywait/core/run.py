@@ -135,7 +135,7 @@ def write_json(path: Path, value: Any) -> None:
 def concat(runs: list[Run]) -> Run:
     """The union of runs with one zero: shards of one run, or a run and its resumption. Request ids must not clash.
 
-    Points with the same number are one point: its planned requests add up and its times span both.
+    Points with the same number are one point: planned requests and targets add up, and its times span both.
     """
     zero = {r.manifest.zero_unix_ns for r in runs}
     if len(zero) > 1:
@@ -157,12 +157,18 @@ def concat(runs: list[Run]) -> Run:
     return Run(dataclasses.replace(m, doubts=doubts, clock=clock, partial=partial, partial_reason=reason), **tables)
 
 
+def together(a: float | None, b: float | None) -> float | None:
+    """The target of a point that shards share: requests in flight and rates add up."""
+    return None if a is None or b is None else round(a + b, 9)
+
+
 def _merge_points(points: Table) -> Table:
     rows: dict[int, dict[str, Any]] = {}
     for row in points.rows():
         have = rows.setdefault(row["point"], row)
         if have is not row:
             have["planned"] += row["planned"]
+            have["target"] = together(have["target"], row["target"])
             have["start_ns"] = min(have["start_ns"], row["start_ns"])
             have["end_ns"] = max(have["end_ns"], row["end_ns"])
             have["steady_start_ns"] = have["steady_end_ns"] = None

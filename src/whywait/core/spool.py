@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from whywait.core.columns import KINDS, OUTCOMES, REQUESTS, TABLES, Column
-from whywait.core.run import Manifest, Run, manifest_of
+from whywait.core.run import Manifest, Run, manifest_of, together
 from whywait.core.table import Array, Stored, Table
 
 CLOCK_BITS, KIND_BITS = 1, 3
@@ -181,6 +181,15 @@ class Fold:
                 mine.discard(value["point"])
         self._open.append((mine, self._last))
 
+    @property
+    def open_points(self) -> set[int]:
+        """Points that a log began and did not end."""
+        return {p for open_, _ in self._open for p in open_}
+
+    @property
+    def last_ns(self) -> int:
+        return max((last for _, last in self._open), default=0)
+
     def close(self, chunks: Chunks) -> None:
         """Points and requests that a kill left open end at the last thing seen; their tokens so far stay counted."""
         for (open_, last), at in zip(self._open, chunks.last_ns, strict=True):
@@ -202,8 +211,12 @@ class Fold:
 
     def _on_point(self, v: Any) -> None:
         self._point = v["point"]
-        have = self.points.setdefault(self._point, {**v, "planned": 0})  # planned: until its plan is read
-        have["start_ns"] = min(have["start_ns"], v["start_ns"])
+        have = self.points.get(self._point)
+        if have is None:
+            have = self.points[self._point] = {**v, "planned": 0}  # planned: until its plan is read
+        else:  # another shard's part of it
+            have["target"] = together(have["target"], v["target"])
+            have["start_ns"] = min(have["start_ns"], v["start_ns"])
         self._seen(v["start_ns"])
 
     def _on_plan(self, rows: Any) -> None:

@@ -106,6 +106,7 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         slo=slo(args.slo) or dict(workload.classes[0].slo),
         seed=args.seed,
         floor=args.floor,
+        processes=getattr(args, "processes", 1),
         command=_command(args),
         reach=_reach(args),
         body=_body(args.body),
