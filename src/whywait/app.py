@@ -17,9 +17,10 @@ from typing import Any
 from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
 from whywait.analyze.window import with_windows
-from whywait.core.recorder import discard_spool
+from whywait.core.recorder import discard_spool, full_disk
 from whywait.core.run import Run, write_json
 from whywait.core.schedule import Lengths, RequestClass, Workload
+from whywait.core.secrets import clean
 from whywait.engines import by_name
 from whywait.errors import WhywaitError
 from whywait.judge.diagnose import headline, judge
@@ -63,6 +64,7 @@ def measure(
     Raises:
         WhywaitError: before anything was measured. Afterwards what there is comes back, labelled PARTIAL.
     """
+    options = dataclasses.replace(options, loads=tuple(loads))
     with Session(options, say, watch, engine) as s:
         for load in loads:
             if not _point(s, load):
@@ -135,7 +137,7 @@ def write_report(result: Result, path: Path) -> None:
     """The self-contained HTML report of a result."""
     from whywait.report.html import render
 
-    path.write_text(render(result.run, result.summary), encoding="utf-8")
+    path.write_text(clean(render(result.run, result.summary)), encoding="utf-8")
 
 
 def _ladder(s: Session, deadline: float, only_one: bool) -> None:
@@ -184,12 +186,26 @@ def _mixed(s: Session) -> Workload:
 
 
 def _complete(s: Session) -> Result:
-    run = with_windows(s.finish())
-    result = _analysed(run, s.directory)
-    run.save(s.directory)
-    write_json(s.directory / "summary.json", result.summary)
+    result = keep(s.finish(), s.directory)
     discard_spool(s.directory)
     return dataclasses.replace(result, interrupted=s.interrupted)
+
+
+def keep(run: Run, directory: Path) -> Result:
+    """Save a Run just made, then analyse it: whatever befalls the analysis, what was measured is on disk by then.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+    try:
+        run.save(directory)
+        run = with_windows(run)
+        run.save(directory)
+        result = _analysed(run, directory)
+        write_json(directory / "summary.json", result.summary)
+    except OSError as exc:
+        raise full_disk(directory, exc.strerror or str(exc)) from exc
+    return result
 
 
 def _analysed(run: Run, directory: Path) -> Result:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from whywait import __version__
-from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError
+from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
     "diagnose": ("whywait.verbs.measure:diagnose", "find out what a service waits on (no URL: the embedded engine)"),
@@ -178,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as exc:
+        scrub(exc)
         if os.environ.get("WHYWAIT_DEBUG"):
             raise
         where = exc.__traceback__

@@ -61,6 +61,7 @@ class Options:
     metrics_hz: float = 4.0
     max_requests: int | None = None  # the ceiling printed before load, when known
     processes: int = 1
+    loads: tuple[Load, ...] = ()  # what is to be measured, where that is known before
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
     command: tuple[str, ...] = ()
     reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
@@ -107,6 +108,7 @@ class Session:
         if o.out:
             refuse_used(Path(o.out))
         key = read_key(o.api_key_file)
+        secrets.hide(key)
         endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s, o.reach)
         _may_load(endpoint, o)
         self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body)
@@ -323,7 +325,7 @@ class Session:
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
         client.update(report.client)
         local = t.endpoint.loopback
-        return Manifest(
+        manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
             command=list(o.command),
             seed=o.seed,
@@ -334,8 +336,19 @@ class Session:
             client=client,
             clock=report.clock,
             slo=o.slo,
+            journey=_journey(o),
             doubts=self._doubts,
         )
+        return Manifest(**secrets.cleaned(dataclasses.asdict(manifest)))  # a service may echo what we sent it
+
+
+#: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.
+KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body")
+
+
+def _journey(o: Options) -> dict[str, Any]:
+    loads = [{k: getattr(x, k) for k in ("mode", "target", "requests", "duration_s", "label")} for x in o.loads]
+    return {"options": {k: getattr(o, k) for k in KEPT}, "headers": [n for n, _ in o.reach.headers], "loads": loads}
 
 
 def _may_load(endpoint: Endpoint, o: Options) -> None:
@@ -365,4 +378,4 @@ def _enough(duration_s: float, concurrency: float) -> int:
 
 
 def stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(secrets.clean(line), file=sys.stderr, flush=True)

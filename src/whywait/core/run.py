@@ -13,6 +13,7 @@ import numpy as np
 
 from whywait import __version__
 from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
+from whywait.core.secrets import clean
 from whywait.core.table import Table
 from whywait.errors import UsageError
 
@@ -35,6 +36,8 @@ class Manifest:
     clock: list[dict[str, Any]] = field(default_factory=list)
     client: dict[str, Any] = field(default_factory=dict)
     slo: dict[str, float] = field(default_factory=dict)
+    journey: dict[str, Any] = field(default_factory=dict)  # what was to be measured, enough to resume it; no secrets
+    halves: list[dict[str, Any]] = field(default_factory=list)  # of a resumed run: the runs it was put together from
     partial: bool = False
     partial_reason: str = ""
     doubts: list[dict[str, str]] = field(default_factory=list)
@@ -128,7 +131,7 @@ def _read_manifest(path: Path) -> Manifest:
 def write_json(path: Path, value: Any) -> None:
     """Atomic; keys keep their order; NaN is refused, since absent is null."""
     tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    tmp.write_text(clean(json.dumps(value, indent=2, allow_nan=False)) + "\n")
     os.replace(tmp, path)
 
 

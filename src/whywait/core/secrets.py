@@ -10,6 +10,8 @@ import json
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from whywait import errors
+
 MASK = "[secret]"
 LEAST = 4  # shorter ones would blank out ordinary words
 # Header names whose values are taken for secrets, by what they contain.
@@ -26,6 +28,7 @@ def hide(*secrets: str | None) -> None:
         for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, "")):
             if (form, form.encode()) not in _forms:
                 _forms.append((form, form.encode()))
+    errors.clean = clean
     _forms.sort(key=lambda f: -len(f[0]))  # a secret inside a longer one must not leave the rest of that one
 
 

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from whywait.core.secrets import hide_header
 from whywait.errors import InternalError, UsageError
 from whywait.net.clock import Clock
 from whywait.net.reach import Reach
@@ -90,6 +91,8 @@ class Config:
         out = {name: os.environ[var] for name, var in self.headers_env.items() if var in os.environ}
         if self.api_key_env and os.environ.get(self.api_key_env):
             out["Authorization"] = f"Bearer {os.environ[self.api_key_env]}"
+        for name, value in out.items():
+            hide_header(name, value)
         return out
 
 
@@ -198,6 +201,8 @@ class _Groups:
 
 def _sources(config: Config) -> list[Source]:
     headers, reach = config.headers(), Reach.from_json(os.environ.get(config.reach_env or "", "{}"))
+    for name, value in reach.headers:
+        hide_header(name, value)
     out: list[Source] = [
         MetricsPage(f"metrics/{i}", Fetcher(url, headers, config.timeout_s, reach), config.engine)
         for i, url in enumerate(config.metrics_urls)
