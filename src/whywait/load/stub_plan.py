@@ -13,7 +13,7 @@ from whywait.units import NS_PER_MS
 STAMP = 10**18  # any number of as many digits as a nanosecond of CLOCK_REALTIME has until the year 2286
 CUTS = ("error_event", "truncate", "reset")  # happen after k tokens, by default half of them
 FAULTS = (*CUTS, "no_done", "no_usage", "usage_null_choices", "empty", "hang", "html", "wrong_model", "coalesce",
-          "split", "close_delimited")  # fmt: skip
+          "split", "close_delimited", "hold", "miscount")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Options:
     model: str = "stub"
     strict_model: bool = False  # refuse other model names, as vLLM does; llama.cpp does not
     seed: int = 0
+    prefix_cache: int = 0  # words in a block of its prefix cache; 0: it has none
     fault_every: int = 1  # the plan's fault befalls each n-th request
     api_key: str = ""
     tls_cert: str = ""
@@ -101,6 +102,7 @@ class Ask:
     finish: str
     fault: str
     number: int | None  # the fault's own number
+    text: str = ""  # the prompt, where it is one text
 
     @property
     def ttft_ns(self) -> int:
@@ -168,7 +170,14 @@ def read_ask(raw: bytes, chat: bool, base: Plan, model: str) -> Ask:
         finish=finish,
         fault=fault,
         number=number,
+        text=_text(body[prompt]),
     )
+
+
+def _text(prompt: Any) -> str:
+    if isinstance(prompt, list):
+        return " ".join(str(m.get("content", "")) for m in prompt if isinstance(m, Mapping))
+    return str(prompt)
 
 
 class Writer:
@@ -224,10 +233,11 @@ class Writer:
 
     def usage(self) -> dict[str, Any]:
         ask, plan = self.ask, self.ask.plan
+        tokens = ask.tokens + ((ask.number or 1) if ask.fault == "miscount" else 0)
         return {
             "prompt_tokens": ask.prompt_tokens,
-            "completion_tokens": ask.tokens,
-            "total_tokens": ask.prompt_tokens + ask.tokens,
+            "completion_tokens": tokens,
+            "total_tokens": ask.prompt_tokens + tokens,
             "prompt_tokens_details": {"cached_tokens": min(plan.cached_tokens, ask.prompt_tokens)},
             "completion_tokens_details": {"reasoning_tokens": min(plan.reasoning_tokens, ask.tokens)},
         }
