@@ -15,7 +15,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "diagnose": ("whywait.verbs.measure:diagnose", "find out what a service waits on (no URL: the embedded engine)"),
     "run": ("whywait.verbs.measure:run", "measure one load point"),
     "sweep": ("whywait.verbs.measure:sweep", "measure several load points; one table"),
+    "resume": ("whywait.verbs.resume:resume", "finish a run or sweep that was cut off, into a new run"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
+    "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
+    "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
 }
 
@@ -59,6 +62,16 @@ def _flags_sweep(p: argparse.ArgumentParser) -> None:
     _output(p)
 
 
+def _flags_resume(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run_dir", metavar="RUN", help="folder of the run that was cut off; it stays as it is")
+    p.add_argument("--url", metavar="URL", help="where the service is now (default: as before)")
+    p.add_argument("--anyway", action="store_true", help="join the halves even if service, model or engine differ")
+    p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
+    p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
+    _reach(p)
+    _output(p)
+
+
 def _flags_diagnose(p: argparse.ArgumentParser) -> None:
     _service(p)
     p.add_argument("--budget", default="180s", metavar="TIME", help="measure for about this long (default 3m)")
@@ -86,6 +99,24 @@ def _flags_engine(p: argparse.ArgumentParser) -> None:
     p.add_argument("--threads", type=int, default=0, help="default: 1 on two cores, else half of them")
     p.add_argument("--synthetic", choices=["tiny", "small"], help="a random model made on the spot")
     p.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def _flags_workload(p: argparse.ArgumentParser) -> None:
+    p.add_argument("action", choices=["fit", "show"])
+    p.add_argument("files", nargs="+", metavar="FILE", help="logs or traces of one format; show also takes TOML")
+    p.add_argument("--format", default="auto", choices=["auto", "openai", "recording", "azure", "burstgpt", "mooncake",
+                   "llmservingsim", "schedule", "servegen"], help="default: told by the first line")  # fmt: skip
+    p.add_argument("--out", metavar="FILE", help="fit: the workload (default workload.toml; the replay file beside it)")
+    p.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    p.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def _flags_record(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--upstream", required=True, metavar="URL", help="the service that answers")
+    p.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default: a free port of this machine")
+    p.add_argument("--out", metavar="DIR", help="folder of the recording (default: whywait-recordings/…)")
+    p.add_argument("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
+    p.add_argument("--json", action="store_true", help="the counts as JSON on stdout at the end")
 
 
 def _service(p: argparse.ArgumentParser) -> None:
@@ -119,6 +150,7 @@ def _workload(p: argparse.ArgumentParser) -> None:
     p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
     p.add_argument("--cache", choices=["cold", "warm", "natural"], help="prefix cache (default cold: salted prompts)")
     p.add_argument("--temperature", type=float, help="default 0")
+    p.add_argument("--language", metavar="LIST", help="of the prompts: en, zh, es, de, ar, code (default en)")
     p.add_argument("--seed", type=int, default=1)
 
 
@@ -126,7 +158,16 @@ def _load(p: argparse.ArgumentParser) -> None:
     p.add_argument("--requests", type=_positive, metavar="N", help="per point (default 10 per place in flight)")
     p.add_argument("--duration", metavar="TIME", help="per point: stop sending after this long")
     p.add_argument("--processes", type=_positive, default=1, metavar="N", help="drive the load from N processes")
-    p.add_argument("--arrivals", choices=["poisson", "constant"], help="with --rate (default poisson)")
+    p.add_argument(
+        "--arrivals", choices=["poisson", "constant", "gamma", "burst"], help="with --rate (default poisson)"
+    )
+    p.add_argument("--cv", type=_rate, metavar="CV", help="of gamma gaps: above 1 burstier than poisson (default 2)")
+    p.add_argument("--burst", type=_positive, metavar="N", help="requests that come at once with burst (default 8)")
+    p.add_argument("--stages", metavar="LIST", help="rates one after another: '5:30s,5-20:60s' (the second a ramp)")
+    p.add_argument("--trace", metavar="FILE", help="replay its requests: JSON Lines or Parquet, see docs/workloads.md")
+    p.add_argument("--speed", type=_rate, metavar="X", help="replay X times as fast (default 1)")
+    p.add_argument("--max-in-flight", type=_positive, metavar="N", help="with --rate: more wait here, and it counts")
+    p.add_argument("--ramp", metavar="TIME", help="with --concurrency: spread the first requests over this")
     _workload(p)
 
 
