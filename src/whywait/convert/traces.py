@@ -112,7 +112,7 @@ def build(records: Iterable[Record], source: str, notes: list[str], block_tokens
     rows = sorted(records, key=lambda r: r.at_s)
     if not rows:
         more = f" ({'; '.join(notes)})" if notes else ""
-        raise UsageError(f"no request in the log{more}", "the formats are in docs/workloads.md")
+        raise UsageError(f"no request in the log{more}", "the formats are in docs/recording.md")
     blocks: dict[Hashable, int] = {}
     chains = None
     if any(r.blocks for r in rows):
