@@ -5,6 +5,7 @@ Part of the application layer (with ``app.py``): it joins producers, and only ``
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -19,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from whywait.core import secrets
-from whywait.core.recorder import Recorder, full_disk, refuse_used
+from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_used
 from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Workload
 from whywait.errors import InternalError, UsageError
 from whywait.lab.state import Engine
-from whywait.load import preflight
+from whywait.load import calibrate, preflight
 from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
 from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
-from whywait.load.recipe import closed_schedule, open_schedule
+from whywait.load.recipe import Load, schedule_of
 from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
@@ -37,10 +38,11 @@ from whywait.net.reach import Reach
 from whywait.probe import bench, host
 from whywait.probe.listener import listening_pids
 from whywait.probe.sampler import Config, SamplerProcess
-from whywait.units import NS_PER_S
+from whywait.units import NS_PER_MS, NS_PER_S
 
 Say = Callable[[str], None]
 ERROR_SHARE_STOP = 0.05
+HELD_NS = 5 * NS_PER_MS  # sent so late under max_in_flight, a request waited for a place
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,6 @@ class Options:
     body: dict[str, Any] = field(default_factory=dict)  # fields merged into every request
 
 
-@dataclass(frozen=True)
-class Load:
-    """One load point: ``target`` requests in flight (``concurrency``) or per second (``rate``).
-
-    ``requests`` or ``duration_s`` bounds it; with neither, 10 requests per place in flight, or 30 s of a rate.
-    """
-
-    mode: str
-    target: float
-    requests: int | None = None
-    duration_s: float | None = None
-    label: str | None = None
-    workload: Workload | None = None
-
-
 class Session:
     """``with Session(options, say) as s: s.point(...); run = s.finish()``. Leaves a loadable folder however it ends."""
 
@@ -100,6 +87,7 @@ class Session:
         self._number = 0
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
+        self._warmed: dict[str, int] = {}
         self._old_handlers: dict[int, Any] = {}
         self._sampler: SamplerProcess | None = None
 
@@ -120,7 +108,8 @@ class Session:
         first = preflight.first_request(self.target, o.workload, o.stream)
         salt = os.urandom(4).hex()
         prompter = Prompter(o.workload.seed, o.workload.cache, salt)
-        self.prompter, doubts = preflight.calibrate(self.target, o.workload, prompter)
+        self.prompter, doubts = calibrate.calibrate(self.target, o.workload, prompter)
+        self._counter = calibrate.counter(self.target, o.workload, self.prompter)
         self._doubts += [*doubts, *self.target.notes]
         if "output_tokens" in first and first["output_tokens"] is None:
             next_ = "chunks are counted instead; TPOT becomes an interval"
@@ -144,6 +133,18 @@ class Session:
         if self._sampler is not None:
             self._sampler.stop()
         self.crew.close()
+        self.recorder.close()
+
+    def forget(self) -> None:
+        """Nothing was measured and nothing will be: leave no folder behind."""
+        self.__exit__(None, None, None)
+        discard_spool(self.directory)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+    def go_on_from(self, point: int, next_id: int) -> None:
+        """Number points and requests from here: those before are in another Run, which this one will be joined to."""
+        self._number, self._next_id = point, next_id
 
     @property
     def interrupted(self) -> bool:
@@ -151,25 +152,21 @@ class Session:
 
     def point(self, load: Load) -> bool:
         """Drive one load point; False when the session was cut short and no further point should follow."""
-        mode, target, requests, duration_s = load.mode, load.target, load.requests, load.duration_s
         workload = load.workload or self.options.workload
-        if mode == "concurrency":
-            if requests is None and duration_s is None:
-                requests = max(10, round(target) * 10)
-            n = requests if requests is not None else _enough(duration_s or 0, target)
-            schedule = closed_schedule(workload, n, self._next_id, self._number)
-        else:
-            if requests is None:
-                duration_s = duration_s or 30.0
-            n = requests if requests is not None else max(1, round(target * (duration_s or 30)))
-            schedule = open_schedule(workload, target, n, self._next_id, self._number)
+        schedule, duration_s = schedule_of(load, workload, self._next_id, self._number)
+        if self._counter is not None:
+            self.prompter = calibrate.exact(self._counter, self.prompter, schedule, workload)
         writer = Writer(self.target, self.prompter, workload, self.options.stream)
-        point = Point(self._number, mode, target, schedule, duration_s, load.label)
+        if workload.cache == "warm":
+            warmed = self._warmed[str(self._number)] = writer.warm(schedule)
+            self._say(f"cache warmed: {warmed} prompts were sent once; they are not among the requests measured")
+        point = Point(self._number, load.mode, load.target, schedule, duration_s, load.label)
+        point.ramp_s, point.max_in_flight = workload.ramp_s, workload.max_in_flight
         reason = self.crew.run(point, writer)
-        self._next_id += n
+        self._next_id += len(schedule)
         self._number += 1
         self.reason = self.reason or reason
-        self._last()
+        self._last(point, workload)
         return not self.reason
 
     @property
@@ -189,8 +186,8 @@ class Session:
     def doubt(self, what: str, why: str, next_: str) -> None:
         self._doubts.append({"what": what, "why": why, "next": next_})
 
-    def _last(self) -> None:
-        """Rough figures of the point just driven, for deciding what to measure next."""
+    def _last(self, point: Point, workload: Workload) -> None:
+        """Rough figures of the point just driven, for deciding what to measure next, and how long prompts came out."""
         run = self.recorder.peek().point(self._number - 1)
         ok = run.requests.where(run.requests["outcome"] == 0)
         took = ok["end_ns"] - ok["sent_ns"]
@@ -199,6 +196,15 @@ class Session:
         wall = float(run.points["end_ns"][0] - run.points["start_ns"][0]) / NS_PER_S
         tokens = float(np.nansum(ok["output_tokens"])) or content
         self.last_tokens_per_s = tokens / wall if wall > 0 else None
+        if self._counter is None:
+            known = ok.where(~np.isnan(ok["prompt_tokens"]))
+            counts = zip(known["id"].tolist(), known["prompt_tokens"].astype(int).tolist(), strict=True)
+            self.prompter = calibrate.refined(self.prompter, point.schedule, workload, counts)
+        late = run.requests["sent_ns"] - run.requests["due_ns"] > HELD_NS
+        if point.max_in_flight is not None and not point.closed and late.any():
+            what = f"{int(late.sum())} of {len(late)} requests waited in the client for a place in flight"
+            why = f"max_in_flight is {point.max_in_flight}; their wait counts from when they were due (client phase)"
+            self.doubt(what, f"point {point.number}: {why}", "raise --max-in-flight, or read it as the service's queue")
 
     def finish(self) -> Run:
         """Stop sampling and make the Run (in memory; the spool stays until it is saved)."""
@@ -323,7 +329,7 @@ class Session:
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
-        client.update(report.client)
+        client.update(report.client, warmed_by_point=self._warmed)
         local = t.endpoint.loopback
         manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
@@ -370,11 +376,6 @@ def _new_directory(out: str | None) -> Path:
         if not (base / f"{stamp}{tail}").exists():
             return base / f"{stamp}{tail}"
     raise UsageError(f"too many runs in {base} at this second", "give --out")
-
-
-def _enough(duration_s: float, concurrency: float) -> int:
-    """Rows for a closed loop bounded by time: more than it can use at 5 ms a request, but not without end."""
-    return min(200_000, max(1000, round(duration_s * concurrency * 200)))
 
 
 def stderr(line: str) -> None:

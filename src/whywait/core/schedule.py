@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,6 +87,10 @@ class Schedule:
 
     def after_rows(self) -> Ints:
         """The row each row comes after; −1 for none, and where that row is not in this schedule."""
+        return self._after
+
+    @functools.cached_property
+    def _after(self) -> Ints:
         order = np.argsort(self.id, kind="stable")
         at = np.searchsorted(self.id[order], self.after_id)
         found = order[np.minimum(at, len(order) - 1)] if len(order) else _absent()

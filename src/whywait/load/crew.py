@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 from whywait.core.recorder import Recorder
 from whywait.core.schedule import Schedule, Workload
+from whywait.load.calibrate import body_of, warm_rows
 from whywait.load.driver import Driver, Point, Progress
-from whywait.load.preflight import Target
+from whywait.load.preflight import Target, ask_once
 from whywait.load.prompts import Prompter
+from whywait.load.turns import Turns, languages_of, shares
 from whywait.net.client import Client
 from whywait.net.clock import Clock
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -31,11 +33,22 @@ class Writer:
     workload: Workload
     stream: bool = True
 
-    def body(self, row: int, schedule: Schedule) -> bytes:
-        prompt = self.prompter.text(int(schedule.id[row]), int(schedule.prompt_tokens[row]))
-        unique = f"{self.prompter.salt}-{schedule.id[row]}"
-        options = self.target.options(self.workload, self.stream, unique)
-        return self.target.body(prompt, int(schedule.output_tokens[row]), options)
+    def body(self, row: int, schedule: Schedule, max_tokens: int | None = None) -> bytes:
+        """The request's JSON; ``max_tokens`` is for another answer than the schedule asks for."""
+        shared = shares(schedule, row)
+        # Whatever shares is told apart from other runs only, everything else from everything.
+        unique = self.prompter.salt if shared else f"{self.prompter.salt}-{schedule.id[row]}"
+        options = self.target.options(self.workload, self.stream if max_tokens is None else False, unique, shared)
+        messages = Turns(self.prompter, schedule, languages_of(self.workload)).messages(row)
+        return body_of(self.target, messages, max_tokens or int(schedule.output_tokens[row]), options)
+
+    def warm(self, schedule: Schedule) -> int:
+        """Send once each prompt that will come again, for one token; how many were answered. In no table of the run."""
+        answered = 0
+        for row in warm_rows(schedule):
+            facts = ask_once(self.target, self.body(row, schedule, 1), False, self.workload.timeout_s)
+            answered += facts.get("outcome") == "ok"
+        return answered
 
 
 class Crew(Protocol):

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-import numpy as np
 import orjson
 
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.schedule import Workload
 from whywait.engines import EngineTable, detect
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, WhywaitError, WrongModel
-from whywait.load.prompts import Prompter
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
 from whywait.net.dialect import request_body
@@ -42,15 +40,19 @@ class Target:
     extra: dict[str, Any] = field(default_factory=dict)  # the user's own body fields
     notes: tuple[dict[str, str], ...] = ()
 
-    def options(self, workload: Workload, stream: bool, unique: str = "whywait") -> dict[str, Any]:
-        """Body fields of a request under this workload; ``unique`` keeps a cold one apart from all others."""
+    def options(
+        self, workload: Workload, stream: bool, unique: str = "whywait", shares: bool = False
+    ) -> dict[str, Any]:
+        """Body fields of a request under this workload; ``unique`` keeps a cold one apart from all others. One that
+        ``shares`` its beginning with others of the run keeps the cache, under the name they have in common."""
         out: dict[str, Any] = {"stream": stream, "temperature": workload.temperature}
         if stream:
             out["stream_options"] = {"include_usage": True}
         if self.engine is not None:
             out.update(self.engine.extra_body)
             if workload.cache == "cold":
-                out.update({k: unique if v == "{unique}" else v for k, v in self.engine.no_cache_body.items()})
+                switches = {k: unique if v == "{unique}" else v for k, v in self.engine.no_cache_body.items()}
+                out.update({k: v for k, v in switches.items() if v == unique or not shares})
             if workload.ignore_eos and self.engine.ignore_eos:
                 out["ignore_eos"] = True
         return {**out, **self.extra}
@@ -163,26 +165,6 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
         raise NotAnEndpoint(f"{where}: the stream {detail}", "a proxy may cut it; --no-stream avoids streaming")
     said = _words_of(target, body, workload.timeout_s) if outcome == "http_error" else ""
     raise ServiceError(f"{where}: the first request failed: {outcome} ({detail}){said}", "see the service's log")
-
-
-def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
-    """Learn from six one-token requests how many tokens the service counts per word, so that lengths come out right.
-
-    They are about as long as the workload's own prompts, and half as long.
-    """
-    seen: list[tuple[int, int]] = []
-    usual = max(24, min(2000, round(float(np.mean([c.prompt_tokens.a for c in workload.classes])) / prompter.per_word)))
-    for words in (usual // 2, usual // 2 + 1, usual, usual + 1, usual + 2, usual + 3):
-        options = target.options(workload, stream=False)
-        body = target.body(prompter.words(10_000_000 + words, words), 1, options)
-        count = ask_once(target, body, False, workload.timeout_s).get("prompt_tokens")
-        if count:
-            seen.append((words, count))
-    if len(seen) < 6:
-        doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
-                 "next": "compare with the service's own logs"}  # fmt: skip
-        return prompter, [doubt]
-    return Prompter.fit(prompter, seen), []
 
 
 def _words_of(target: Target, body: bytes, timeout_s: float) -> str:

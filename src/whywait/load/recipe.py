@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,45 @@ from whywait.load import arrivals
 from whywait.units import NS_PER_MS, NS_PER_S
 
 GROUPS_PER_CLASS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load point: ``target`` requests in flight (``concurrency``) or per second (``rate``; ``trace`` where the
+    workload brings its own times and keeps them).
+
+    ``requests`` or ``duration_s`` bounds it; with neither, 10 requests per place in flight, or 30 s of a rate.
+    """
+
+    mode: str
+    target: float
+    requests: int | None = None
+    duration_s: float | None = None
+    label: str | None = None
+    workload: Workload | None = None
+
+
+def schedule_of(load: Load, workload: Workload, first_id: int, number: int) -> tuple[Schedule, float | None]:
+    """The requests of a point, and how long it is to send them (None: until they are all sent)."""
+    n, seconds = load.requests, load.duration_s
+    if load.mode == "concurrency":
+        if n is None and seconds is None:
+            n = max(10, round(load.target) * 10)
+        return closed_schedule(workload, n or _enough(seconds or 0, load.target), first_id, number), seconds
+    if workload.stages or workload.trace or workload.fitted:
+        rate = None if load.mode == "trace" else load.target
+        schedule = open_schedule(workload, rate, n, first_id, number)
+        if seconds is not None:
+            schedule = schedule.take(schedule.due_ns < seconds * NS_PER_S)
+        return schedule, seconds
+    seconds = seconds or (30.0 if n is None else None)
+    n = n or max(1, round(load.target * (seconds or 30)))
+    return open_schedule(workload, load.target, n, first_id, number), seconds
+
+
+def _enough(duration_s: float, concurrency: float) -> int:
+    """Rows for a closed loop bounded by time: more than it can use at 5 ms a request, but not without end."""
+    return min(200_000, max(1000, round(duration_s * concurrency * 200)))
 
 
 def closed_schedule(workload: Workload, n: int, first_id: int = 0, salt: int = 0) -> Schedule:
