@@ -109,7 +109,7 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         stream=args.stream,
         load_ok=args.load,
         out=args.out,
-        slo=slo(args.slo) or dict(workload.classes[0].slo),
+        slo=slo(args.slo) or _common_slo(workload),
         seed=args.seed,
         floor=args.floor,
         processes=getattr(args, "processes", 1),
@@ -117,6 +117,12 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         reach=_reach(args),
         body=_body(args.body),
     )
+
+
+def _common_slo(workload: Workload) -> dict[str, float]:
+    """What all classes ask; where they differ, each is held to its own and none to another's."""
+    first = workload.classes[0].slo
+    return dict(first) if all(c.slo == first for c in workload.classes) else {}
 
 
 def _reach(args: argparse.Namespace) -> Reach:
