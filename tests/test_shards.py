@@ -26,7 +26,8 @@ from whywait.load.driver import Point, Progress
 from whywait.load.recipe import closed_schedule, open_schedule
 from whywait.load.shards import split
 from whywait.load.stub import StubProcess
-from whywait.session import Load, Options, Session
+from whywait.app import Load
+from whywait.session import Options, Session
 
 SESSIONS = Workload((RequestClass(turns=Lengths("fixed", 3)),))
 

@@ -135,6 +135,34 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(tmp, path)
 
 
+_TIMES = {
+    "points": ("start_ns", "end_ns", "steady_start_ns", "steady_end_ns"),
+    "requests": ("due_ns", "sent_ns", "accepted_ns", "first_ns", "first_answer_ns", "last_ns", "end_ns"),
+    "chunks": ("t_ns", "t_low_ns"),
+    "steps": ("t_ns",),
+    "readings": ("asked_ns", "answered_ns"),
+}
+
+
+def with_zero(run: Run, zero_unix_ns: int) -> Run:
+    """The same run told from another zero; spans of time (``connect_ns``, ``rtt_ns``, ``took_ns``) are no times."""
+    by = run.manifest.zero_unix_ns - zero_unix_ns
+    tables = {name: run.table(name) for name in TABLES}
+    moved = {name: t.replace(**{c: t[c] + by for c in _TIMES[name]}) for name, t in tables.items()} if by else tables
+    return Run(dataclasses.replace(run.manifest, zero_unix_ns=zero_unix_ns), **moved)
+
+
+def before_point(run: Run, number: int) -> Run:
+    """Only what belongs to the load points before ``number``."""
+    points = run.points.where(run.points["point"] < number)
+    requests = run.requests.where(run.requests["point"] < number)
+    chunks = run.chunks.where(np.isin(run.chunks["id"], requests["id"]))
+    end = int(points["end_ns"].max()) if len(points) else 0
+    steps, readings = run.steps, run.readings
+    return Run(run.manifest, points, requests, chunks, steps.where(steps["t_ns"] <= end),
+               readings.where(readings["asked_ns"] <= end))  # fmt: skip
+
+
 def concat(runs: list[Run]) -> Run:
     """The union of runs with one zero: shards of one run, or a run and its resumption. Request ids must not clash.
 
