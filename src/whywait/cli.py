@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("whywait.verbs.measure:sweep", "measure several load points; one table"),
     "resume": ("whywait.verbs.resume:resume", "finish a run or sweep that was cut off, into a new run"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
+    "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
     "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
@@ -87,6 +88,15 @@ def _flags_show(p: argparse.ArgumentParser) -> None:
     p.add_argument("--html", metavar="FILE", help="write the report there")
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="as of run")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
+
+
+def _flags_find(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    p.add_argument("--budget", default="10m", metavar="TIME", help="search for about this long (default 10m)")
+    p.add_argument("--share", type=float, default=0.95, metavar="S", help="of requests, where --slo has no @pNN (0.95)")
+    p.add_argument("--max-rate", type=_rate, metavar="R", help="never more requests per second than this")
+    _workload(p)
+    _output(p)
 
 
 def _flags_engine(p: argparse.ArgumentParser) -> None:
