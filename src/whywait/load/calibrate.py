@@ -14,12 +14,12 @@ import orjson
 from whywait.core.schedule import Schedule, Workload
 from whywait.errors import WhywaitError
 from whywait.load.preflight import Target, ask_once
-from whywait.load.prompts import WARM_PROMPTS, Fit, Prompter
+from whywait.load.prompts import LEAST_TOKENS_PER_UNIT, WARM_PROMPTS, Fit, Prompter
 from whywait.load.turns import Message, Turns, languages_of
 from whywait.net.endpoint import post
 
 Seen = list[tuple[int, int]]
-EXACT_S, EXACT_CALLS = 5.0, 4000  # before a point no longer and no more than this; the rest follows the fitted line
+EXACT_S, EXACT_CALLS = 2.0, 4000  # before a point no longer and no more than this; the rest follows the fitted line
 EXACT_CALLS_ELSEWHERE = 200  # on a service that is not on this machine
 PROBE = 10_000_000  # numbers of calibrating prompts, far from those of requests
 
@@ -27,8 +27,8 @@ PROBE = 10_000_000  # numbers of calibrating prompts, far from those of requests
 def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
     """Learn from six one-token requests per language how many tokens the service counts per unit.
 
-    They are about as long as the workload's own prompts, and half as long. Where there will be histories, one more
-    tells what a further message adds.
+    They are about as long as the workload's own prompts, and half as long. Where there will be histories, two
+    more tell what a further message adds.
     """
     fits: dict[str, Fit] = {}
     languages = sorted({x for c in workload.classes for x in c.language})
@@ -65,14 +65,13 @@ def _used(target: Target, workload: Workload, messages: Sequence[Message]) -> in
 
 
 def _with_messages(target: Target, workload: Workload, prompter: Prompter, language: str) -> Prompter:
-    fit = prompter.fit(language)
-    said = [prompter.turn(PROBE, 0, 40, language), prompter.answer(PROBE, 0, 40, language)]
-    said.append(prompter.turn(PROBE, 1, 40, language))
-    count = _used(target, workload, [Message(r, t) for r, t in zip(("user", "assistant", "user"), said, strict=True)])
-    if count is None:
+    """What a further message adds: the same text sent as three messages and as one."""
+    said = [prompter.turn(PROBE, turn, 30, language) for turn in range(3)]
+    three = [Message(role, text) for role, text in zip(("user", "assistant", "user"), said, strict=True)]
+    counts = [_used(target, workload, m) for m in (three, [Message("user", "\n\n".join(said))])]
+    if counts[0] is None or counts[1] is None:
         return prompter
-    added = (count - fit.overhead - fit.per_unit * 120) / 2
-    return dataclasses.replace(prompter, per_message=min(max(added, 0.0), 40.0))
+    return dataclasses.replace(prompter, per_message=min(max((counts[0] - counts[1]) / 2, 0.0), 40.0))
 
 
 def body_of(target: Target, messages: Sequence[Message], max_tokens: int, options: Mapping[str, Any]) -> bytes:
@@ -212,12 +211,12 @@ def refined(prompter: Prompter, schedule: Schedule, workload: Workload, counts: 
 
 
 def _follow(fit: Fit, pairs: Seen) -> Fit:
-    """All of one length say nothing of the slope, but where the line has to lie."""
+    """Prompts all of one length do not tell overhead from slope; the overhead is then taken as it was."""
     lengths = [n for n, _ in pairs]
     if max(lengths) >= 1.2 * min(lengths):
         return fit.refit(pairs)
-    off = sum(tokens - (fit.overhead + fit.per_unit * n) for n, tokens in pairs) / len(pairs)
-    return Fit(fit.overhead + off, fit.per_unit)
+    slope = sum((tokens - fit.overhead) / n for n, tokens in pairs) / len(pairs)
+    return Fit(fit.overhead, slope) if slope >= LEAST_TOKENS_PER_UNIT else fit
 
 
 def warm_rows(schedule: Schedule) -> list[int]:
