@@ -6,9 +6,10 @@ the answer, a metric's label.
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from whywait import errors
 
@@ -25,7 +26,9 @@ def hide(*secrets: str | None) -> None:
     for secret in secrets:
         if not secret or len(secret) < LEAST:
             continue
-        for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, "")):
+        once = [json.dumps(secret, ensure_ascii=ascii)[1:-1] for ascii in (True, False)]
+        twice = [json.dumps(x, ensure_ascii=False)[1:-1] for x in once]  # labels of a reading: JSON in a line of JSON
+        for form in (secret, *once, *twice, quote(secret, "")):
             if (form, form.encode()) not in _forms:
                 _forms.append((form, form.encode()))
     errors.clean = clean
@@ -38,7 +41,9 @@ def hide_url(url: str | None) -> None:
         return
     try:
         parts = urlsplit(url if "://" in url else "//" + url)
-        hide(parts.password, parts.username if parts.password else None)
+        if parts.password:
+            user, password = unquote(parts.username or ""), unquote(parts.password)
+            hide(password, parts.password, user, base64.b64encode(f"{user}:{password}".encode()).decode())
     except ValueError:
         pass
 
