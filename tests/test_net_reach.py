@@ -18,7 +18,7 @@ import pytest
 from tests.relay import Relay
 from whywait.core.schedule import Workload
 from whywait.errors import NotAnEndpoint, Unreachable, UsageError
-from whywait.load.preflight import Target, aloud, ask_once, find
+from whywait.load.preflight import Target, aloud, ask_once, find, first_request
 from whywait.load.stub import StubProcess, StubThread
 from whywait.load.stub_plan import Options, Plan
 from whywait.net.endpoint import Endpoint, get, parse_url
@@ -380,3 +380,8 @@ def test_a_whole_run_through_the_command_line(tmp_path: Path) -> None:
     assert code == 0
     for f in out.rglob("*"):
         assert f.is_dir() or b"s3cr3t" not in f.read_bytes()
+
+
+def test_a_redirect_of_the_first_request_is_named() -> None:
+    with redirecting() as url, pytest.raises(NotAnEndpoint, match="307"):
+        first_request(find(parse_url(url), None), Workload(), True)

@@ -92,6 +92,8 @@ def test_case_01_an_error_after_tokens_is_an_error_and_its_tokens_are_kept_apart
     assert p["output_tokens_per_s"] == 0  # of the good ones there are none
     assert p["wasted_tokens_per_s"] > 0
     assert p["ttft_ms"]["n"] == 0
+    held, _ = measure(stub.url, tmp_path / "b", plan={"fault": "error_hold:4"}, timeout_s=30.0)
+    assert outcomes(held) == {"inband_error": 3}  # though the connection stays open
 
 
 def test_case_02_a_clean_end_that_says_nothing_is_truncated_unless_taken(stub: Any, tmp_path: Path) -> None:
@@ -176,6 +178,9 @@ def test_case_08_latency_ends_at_the_last_token_however_long_the_rest_takes(stub
     held, _ = measure(stub.url, tmp_path / "b", plan={"fault": "hold"}, timeout_s=30.0)
     assert outcomes(held) == {"ok": 3}  # [DONE] was said; nobody waits for the connection
     assert held.requests["output_tokens"].tolist() == [6, 6, 6]
+    held, s = measure(stub.url, tmp_path / "c", plan={"fault": "hold:1"}, timeout_s=0.5)
+    assert outcomes(held) == {"ok": 3}  # a finish reason, and then nothing, not even [DONE]
+    assert s["points"][0]["e2e_ms"]["p50"] < 400  # by the timetable 15 ms, and not the timeout
 
 
 def test_case_09_missing_usage_is_unknown_and_empty_choices_are_legal(stub: Any, tmp_path: Path) -> None:

@@ -154,6 +154,10 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
         raise Unreachable(f"{where} refuses connections ({detail})", "is the service running on that port?")
     if status in (401, 403):
         raise Unauthorized(f"{where} answers {status}", "set WHYWAIT_API_KEY or give --api-key-file")
+    if status in REDIRECTS:
+        raise NotAnEndpoint(
+            f"{where} answers {status} to {target.endpoint.path}: a redirect", "give the URL it leads to"
+        )
     if status == 404:
         known = f"it serves {', '.join(target.models[:5])}" if target.models else "check the URL's path and --model"
         raise WrongModel(

@@ -32,10 +32,13 @@ import whywait
 from whywait.errors import InternalError, UsageError, WhywaitError
 from whywait.load.stub_plan import Ask, Options, Plan, error, parse_fault, read_ask
 from whywait.load.stub_stream import Stream
+from whywait.net.dialect import PATHS
 from whywait.net.serve import Reply, Request, Server
 
 COUNTERS = ("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total", "tokens_predicted_total",
             "tokens_predicted_seconds_total")  # fmt: skip
+
+DIALECTS = {f"/v1/{path}": dialect for dialect, path in PATHS.items()}
 
 
 class Stub:
@@ -68,7 +71,7 @@ class Stub:
         given = request.headers.get("authorization", "")
         if key and path.startswith("/v1/") and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             self._refuse(reply, 401, "Invalid API key", "authentication_error")
-        elif request.method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
+        elif request.method == "POST" and path in DIALECTS:
             self._generate(request, reply)
         elif request.method in ("GET", "HEAD") and path in self._pages:
             reply.send(200, self._pages[path]())
@@ -88,7 +91,7 @@ class Stub:
         if self.requests % options.fault_every:
             plan = replace(plan, fault="")
         try:
-            ask = read_ask(request.body, request.path.endswith("/chat/completions"), plan, options.model)
+            ask = read_ask(request.body, DIALECTS[request.path], plan, options.model)
         except ValueError as exc:
             self._refuse(reply, 400, str(exc), "invalid_request_error")
             return

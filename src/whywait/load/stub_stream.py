@@ -9,6 +9,7 @@ from typing import Protocol
 import orjson
 
 from whywait.load.stub_plan import Ask, Options, Writer, error, sse
+from whywait.load.stub_responses import ResponsesWriter
 from whywait.net.clock import bracket
 from whywait.net.serve import Reply, Server
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -44,7 +45,9 @@ class Stream:
         ask, plan, loop, now = self.ask, self.ask.plan, self.stub.server, monotonic_ns()
         accepted = self.reply.request.accepted_ns
         self.wall = bracket()[0]  # once per stream, so that its due times are exactly gap apart
-        self.writer = Writer(ask, self.serial, (accepted + self.wall) // NS_PER_S)
+        self.writer = (ResponsesWriter if ask.dialect == "responses" else Writer)(
+            ask, self.serial, (accepted + self.wall) // NS_PER_S
+        )
         origin = (now if self.waited else accepted) + ask.ttft_ns
         if self.gap and (plan.spread or plan.shared_step):
             phase = 0 if plan.shared_step else int(self.serial * GOLDEN % 1 * self.gap)
@@ -114,10 +117,11 @@ class Stream:
             reply.abort()
         elif fault == "truncate":
             reply.end()
-        elif fault == "hold":  # all is said, and the connection stays open
-            reply.write(writer.finish() + writer.trailer())
-        elif fault == "error_event":
-            reply.end(sse(error("the stub was told to fail", "server_error", 500)))
+        elif fault == "hold":  # all is said (with a number: but usage and [DONE]), and the connection stays open
+            reply.write(writer.finish() + (writer.trailer() if self.ask.number is None else b""))
+        elif fault in ("error_event", "error_hold"):
+            said = sse(error("the stub was told to fail", "server_error", 500))
+            (reply.end if fault == "error_event" else reply.write)(said)
         elif self.ask.plan.tail_ms:
             reply.write(writer.finish())
             later = self.due + int(self.ask.plan.tail_ms * NS_PER_MS)

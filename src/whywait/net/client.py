@@ -258,7 +258,7 @@ class Client:
         flight.prev = t
         if response.complete:
             self._finish(conn, flight, t)
-        elif response.answer.saw_done and flight.done_ns < 0:
+        elif response.answer.over and flight.done_ns < 0:
             flight.done_ns = t
             self._at(now + DONE_GRACE_NS, conn, flight)
 
@@ -376,6 +376,8 @@ class Client:
             if conn.flight is not flight:
                 continue
             if flight.done_ns >= 0:
-                self._finish(conn, flight, flight.done_ns, closed=True)  # [DONE] came; the connection was held open
+                self._finish(conn, flight, flight.done_ns, closed=True)  # all was said; the connection was held open
+            elif now >= flight.deadline and flight.response.answer.finished:
+                self._finish(conn, flight, flight.prev, closed=True)  # a finish reason came, and then nothing
             elif now >= flight.deadline:
                 self._fail(conn, "timeout", "service", f"no end within {flight.call.timeout_ns / 1e9:g} s")

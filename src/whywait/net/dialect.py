@@ -31,7 +31,7 @@ class Answer:
     tokens None when the service does not say. ``tap`` sees every object that has output in it."""
 
     __slots__ = (
-        "_tap", "bad_events", "error", "events", "finish_reason", "metrics", "parsed", "request_id", "saw_done",
+        "_tap", "bad_events", "error", "events", "finish_reason", "metrics", "over", "parsed", "request_id", "saw_done",
         "timings", "usage",
     )  # fmt: skip
 
@@ -39,6 +39,7 @@ class Answer:
         self._tap = tap
         self.events: list[tuple[int, int | None]] = []
         self.saw_done = False
+        self.over = False  # nothing more is to come, though the connection may stay open
         self.finish_reason: str | None = None
         self.error: dict[str, Any] | None = None
         self.usage: dict[str, Any] = {}
@@ -56,7 +57,7 @@ class Answer:
     def event(self, name: bytes, data: bytes) -> None:
         """One event of the stream: its type (b'' when not named) and its data."""
         if data == b"[DONE]":
-            self.saw_done = True
+            self.saw_done = self.over = True
             return
         try:
             obj = orjson.loads(data)
@@ -65,13 +66,13 @@ class Answer:
         if type(obj) is not dict:
             # An event named error is one, whatever its data; a keep-alive without data is nothing.
             if name == b"error":
-                self.error = {}
+                self.error, self.over = {}, True
             elif data.strip():
                 self.bad_events += 1
             return
         error = obj.get("error")
         if error or name == b"error":
-            self.error = _error(error or obj)
+            self.error, self.over = _error(error or obj), True
             return
         self.read(obj)
 
@@ -237,9 +238,10 @@ class ResponsesAnswer(Answer):
             self.events.append((kind if obj.get("delta") else ROLE, None))
             return
         if what == "error":
-            self.error = obj
+            self.error, self.over = obj, True
         elif what in LAST and isinstance(obj.get("response"), dict):
             self._status(obj["response"])
+            self.over = True
         elif what in OPENING:
             self.events.append((ROLE, None))
         if isinstance(obj.get("response"), dict):
