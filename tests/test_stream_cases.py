@@ -107,11 +107,11 @@ def test_case_02_a_clean_end_that_says_nothing_is_truncated_unless_taken(stub: A
 
 
 def test_case_03_the_role_chunk_is_no_token_and_the_first_byte_is_apart(stub: Any, tmp_path: Path) -> None:
-    run, s = measure(stub.url, tmp_path / "r", plan={"ttft_ms": 60})
+    run, s = measure(stub.url, tmp_path / "r", plan={"ttft_ms": 400})
     role = run.chunks.where(run.chunks["kind"] == 0)
     assert len(role) == 3
     first = dict(zip(run.requests["id"].tolist(), run.requests["first_ns"].tolist(), strict=True))
-    # By the stub's timetable the role chunk goes with the headers and the token 60 ms later.
+    # By the stub's timetable the role chunk goes with the headers and the token 400 ms later.
     assert all(first[i] - t > 30 * MS for i, t in zip(role["id"].tolist(), role["t_ns"].tolist(), strict=True))
     assert run.requests["content_chunks"].tolist() == [6, 6, 6]
     p = s["points"][0]
@@ -120,10 +120,10 @@ def test_case_03_the_role_chunk_is_no_token_and_the_first_byte_is_apart(stub: An
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 def test_case_04_thoughts_are_tokens_and_the_answer_has_its_own_time(stub: Any, tmp_path: Path, key: str) -> None:
-    plan = {"tokens": 6, "reasoning_tokens": 4, "reasoning_key": key, "gap_ms": 10}
+    plan = {"tokens": 6, "reasoning_tokens": 4, "reasoning_key": key, "gap_ms": 50}
     run, s = measure(stub.url, tmp_path / "a", plan=plan)
     r, p = run.requests, s["points"][0]
-    assert (r["first_answer_ns"] - r["first_ns"] > 20 * MS).all()  # four gaps of 10 ms by the timetable
+    assert (r["first_answer_ns"] - r["first_ns"] > 20 * MS).all()  # four gaps of 50 ms by the timetable
     assert p["ttfa_ms"]["p50"] > p["ttft_ms"]["p50"]
     run, _ = measure(stub.url, tmp_path / "b", plan={**plan, "reasoning_tokens": 6})
     assert outcomes(run) == {"ok": 3}
@@ -169,7 +169,7 @@ def test_case_07_peak_concurrency_is_exact() -> None:
 
 
 def test_case_08_latency_ends_at_the_last_token_however_long_the_rest_takes(stub: Any, tmp_path: Path) -> None:
-    run, s = measure(stub.url, tmp_path / "a", plan={"tail_ms": 300})
+    run, s = measure(stub.url, tmp_path / "a", plan={"tail_ms": 600})
     r, p = run.requests, s["points"][0]
     assert outcomes(run) == {"ok": 3}
     assert ((r["end_ns"] - r["last_ns"]) > 150 * MS).all()
@@ -178,9 +178,11 @@ def test_case_08_latency_ends_at_the_last_token_however_long_the_rest_takes(stub
     held, _ = measure(stub.url, tmp_path / "b", plan={"fault": "hold"}, timeout_s=30.0)
     assert outcomes(held) == {"ok": 3}  # [DONE] was said; nobody waits for the connection
     assert held.requests["output_tokens"].tolist() == [6, 6, 6]
-    held, s = measure(stub.url, tmp_path / "c", plan={"fault": "hold:1"}, timeout_s=0.5)
+    held, s = measure(stub.url, tmp_path / "c", plan={"fault": "hold:1"}, timeout_s=1.5)
     assert outcomes(held) == {"ok": 3}  # a finish reason, and then nothing, not even [DONE]
-    assert s["points"][0]["e2e_ms"]["p50"] < 400  # by the timetable 15 ms, and not the timeout
+    r = held.requests
+    assert (r["end_ns"] - r["sent_ns"] < 1500 * MS).all()  # it ended when the last was heard of it
+    assert s["points"][0]["e2e_ms"]["p50"] == pytest.approx(float(np.median(r["last_ns"] - r["sent_ns"])) / MS)
 
 
 def test_case_09_missing_usage_is_unknown_and_empty_choices_are_legal(stub: Any, tmp_path: Path) -> None:
@@ -386,11 +388,11 @@ def test_case_25_errors_are_grouped_and_never_quoted(stub: Any, tmp_path: Path) 
 
 
 def test_case_26_no_answer_in_time_is_a_timeout_and_its_work_is_charged(stub: Any, tmp_path: Path) -> None:
-    run, s = measure(stub.url, tmp_path / "r", plan={"fault": "hang:4"}, options=COUNTED, timeout_s=0.5,
+    run, s = measure(stub.url, tmp_path / "r", plan={"fault": "hang:4"}, options=COUNTED, timeout_s=1.5,
                      manifest={"slo": {"ttft_ms": 10_000.0}})  # fmt: skip
     p = s["points"][0]
     assert outcomes(run) == {"timeout": 3}
     assert run.requests["output_tokens"].tolist() == [4, 4, 4]  # as far as the service counted
-    assert (run.requests["end_ns"] - run.requests["sent_ns"] >= 500 * MS).all()
+    assert (run.requests["end_ns"] - run.requests["sent_ns"] >= 1500 * MS).all()
     assert p["wasted_tokens_per_s"] > 0
     assert p["goodput_share"] == 0  # good tokens would have to bear it
