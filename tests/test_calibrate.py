@@ -132,8 +132,8 @@ def test_lengths_are_exact_where_the_service_counts_for_us(engine, dialect, skew
             used.append(server.answer("/v1/completions", body)[1]["usage"]["prompt_tokens"])
     assert doubts == []
     off = np.array(used) - schedule.prompt_tokens
-    assert (np.abs(off) <= 1).all()  # a word has one to four pieces here, so not every count can be met
-    assert (off == 0).mean() >= 0.5
+    assert (np.abs(off) <= 3).all()  # a word has up to five pieces here, so not every count can be met
+    assert np.abs(off).mean() <= 0.8
 
 
 def test_histories_are_exact_too():

@@ -169,20 +169,21 @@ def exact(found: Counter, prompter: Prompter, schedule: Schedule, workload: Work
 
 
 def _converge(found: Counter, turns: Turns, row: int, per_unit: float) -> tuple[int, int] | None:
-    """Units of this row's text that come nearest to its tokens, and how many tokens they are off; three tries."""
+    """Units of this row's text that come nearest to its tokens, and how many tokens they are off; in a few tries."""
     wanted, n = int(turns.schedule.prompt_tokens[row]), turns.units(row)
     best: tuple[int, int] | None = None
-    for _ in range(4):
+    low, high = 0, 1 << 40  # too short, too long
+    for _ in range(6):
         counted = found.count(turns.messages(row, n))
         if counted is None:
             return best
         off = counted - wanted
         if best is None or abs(off) < abs(best[1]):
             best = n, off
-        step = -round(off / per_unit) or (-1 if off > 0 else 1)
-        if off == 0 or n + step < 1:
+        low, high = (n, high) if off < 0 else (low, n)
+        if off == 0 or high - low <= 1:
             break
-        n += step
+        n = min(max(n - (round(off / per_unit) or (1 if off > 0 else -1)), low + 1), high - 1)
     return best
 
 
