@@ -63,11 +63,11 @@ def test_it_sees_a_reader_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     data = next(d for d in fuzz.corpus() if d[0] == 2)
     whole = SseParser.feed
     with monkeypatch.context() as m:
-        m.setattr(SseParser, "feed", lambda self, piece: whole(self, piece) if len(piece) > 5 else [])
+        m.setattr(SseParser, "feed", lambda self, piece: whole(self, piece) if len(piece) > 40 else [])
         with pytest.raises(fuzz.Wrong):
             fuzz.check(data)
     with monkeypatch.context() as m:
-        m.setattr(Response, "on_body", lambda self, piece: [][1])
+        m.setattr(Response, "on_body", lambda self, piece: {}["no such"])
         with pytest.raises(fuzz.Wrong, match="own"):
             fuzz.check(data)
 
