@@ -425,3 +425,16 @@ def test_the_shards_together_are_the_whole(workload, n, shards):
 def test_blocks_go_with_their_rows():
     whole = dataclasses.replace(closed_schedule(Workload(), 3), blocks=((1,), (2, 3), (4,)), block_tokens=16)
     assert whole.shard(1, 2).blocks == ((2, 3),)
+
+
+def test_the_documented_workload_is_one(tmp_path):
+    """The page shows every key there is, so what it says cannot go stale unseen."""
+    page = (Path(__file__).parents[1] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    shown = page.split("```toml\n")[1].split("```")[0]
+    workload = Workload.from_toml(_file(tmp_path, shown))
+    assert [c.name for c in workload.classes] == ["chat", "agent", "thinker"]
+    assert workload.classes[2].slo == {"ttfa_ms": 60000}
+    assert len(open_schedule(workload, None, None)) == pytest.approx(900, rel=0.15)
+    keys = {f.name for f in (*dataclasses.fields(Workload), *dataclasses.fields(RequestClass))}
+    for key in keys - {"classes", "stages"}:
+        assert key in page
