@@ -40,11 +40,10 @@ class Upstream:
         with contextlib.suppress(OSError):  # a Unix socket has no such thing
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.fd = self._sock.fileno()
-        # An error here is told by the first event, so that callers hear of it in one way only.
-        self._failed = self._sock.connect_ex(address[1]) not in (0, *WORKING)
-        if self._failed:
-            loop.call_at(0, lambda: self._end("refused"))
+        self._failed = False
         loop.watch(self.fd, self._ready, OUT)
+        if self._sock.connect_ex(address[1]) not in (0, *WORKING):
+            self._fail()
 
     def send(self, data: bytes) -> None:
         """All of ``data``, now or as soon as the socket takes it."""
@@ -55,8 +54,8 @@ class Upstream:
             self._out += self._outward.read()
         else:
             self._plain_out += data
-        if self.connected:
-            self._flush()
+        # Also while connecting: to this machine that takes no time, and a turn of the loop is saved.
+        self._flush()
 
     def pause(self) -> None:
         """Read nothing until ``resume``: who takes the bytes is slower than who sends them."""
@@ -76,6 +75,12 @@ class Upstream:
             self._sock.close()
             self._out.clear()
             self.on_data = self.on_closed = _nobody
+
+    def _fail(self) -> None:
+        """Not connected: told on the next turn, so that callers hear of it in one way only."""
+        if not self._failed:
+            self._failed = True
+            self._loop.call_at(0, lambda: self._end("refused"))
 
     def _end(self, reason: str) -> None:
         if self.open:
@@ -156,8 +161,12 @@ class Upstream:
                 del self._out[: self._sock.send(self._out)]
         except (BlockingIOError, InterruptedError):
             pass
-        except OSError:
+        except OSError as exc:
+            if not self.connected:
+                if exc.errno != errno.ENOTCONN:
+                    self._fail()
+                return
             # What the peer said before it closed may still lie in the buffer: the read tells.
             self._out.clear()
-        if self.open and not self._paused:
+        if self.open and self.connected and not self._paused:
             self._loop.rewatch(self.fd, IN | (OUT if self._out else 0))
