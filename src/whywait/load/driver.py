@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -237,15 +237,14 @@ class _Bodies:
         return self._make(row, self._schedule)
 
 
-def planned(point: Point, start_ns: int) -> list[dict[str, Any]]:
+def planned(point: Point, start_ns: int) -> Iterator[dict[str, Any]]:
+    """What is known of each request before it is sent."""
     s = point.schedule
     names = ("id", "klass", "prompt_tokens", "output_tokens", "due_ns", "session_id", "turn", "after_id")
-    rows = []
     for i, k, p, o, due, session, turn, after in zip(*(getattr(s, c).tolist() for c in names), strict=True):
         row = {"id": i, "class": s.class_names[k], "asked_prompt_tokens": p, "asked_output_tokens": o}
         if due >= 0 and after < 0:  # when a later turn is due only the run will tell
             row["due_ns"] = start_ns + due
         if session >= 0:
             row.update(session_id=session, turn=turn)
-        rows.append(row)
-    return rows
+        yield row
