@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_WORDS = 64
-PIECE_CHARS = 1 << 12  # hashed at a time, in about 0.2 ms: on an event loop others go first in between
+PIECE_CHARS = 1 << 14  # hashed at a time, in about 0.2 ms: on an event loop others go first in between
 HASH_BYTES = 8  # 2^64: one false match in 10 million blocks is expected once in 370,000 recordings
 
 
