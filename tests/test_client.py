@@ -19,8 +19,8 @@ from whywait.load.recipe import closed_schedule, open_schedule
 from whywait.load.stub import StubProcess
 from whywait.net.client import Client
 from whywait.net.clock import Clock
+from whywait.net.dialect import chat_body
 from whywait.net.endpoint import parse_url
-from whywait.net.wire import chat_body
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,8 @@ def test_several_events_in_one_read_become_intervals(stub: Any, tmp_path: Path) 
     c = run.chunks.where(run.chunks["kind"] != 0)
     low = c["t_low_ns"]
     assert len(c) == 12
-    assert np.isfinite(low).sum() == 8  # two of each three; the last of a read is exact
+    # Two of each three; the last of a read is exact. Of a request read late, all but the last.
+    assert 8 <= np.isfinite(low).sum() <= 10
     assert (low[np.isfinite(low)] <= c["t_ns"][np.isfinite(low)]).all()
 
 

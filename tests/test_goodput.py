@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis_runs import MS, S, Service, make_run, messy_runs, stream
-from whywait.analyze.goodput import answer_tokens, goodput, meets
+from whywait.analyze.goodput import answer_tokens, bounds, goodput, meets
 from whywait.analyze.window import Window
 from whywait.errors import UsageError
 
@@ -60,6 +62,39 @@ def test_a_withheld_tpot_is_decided_by_its_certain_bound():
 def test_what_is_no_bound_is_refused(slo):
     with pytest.raises(UsageError):
         meets(make_run([_row()]), slo)
+
+
+def _classes(run, **slos):
+    classes = [{"name": name, "slo": slo} for name, slo in slos.items()]
+    manifest = dataclasses.replace(run.manifest, workload={"classes": classes})
+    return dataclasses.replace(run, manifest=manifest)
+
+
+def test_each_class_is_held_to_its_own_slo():
+    rows = [_row(**{"class": name}) for name in ("quick", "slow", "free", "unknown")]
+    run = _classes(make_run(rows), quick={"ttft_ms": 99}, slow={"ttft_ms": 100, "tpot_ms": 20}, free={})
+    assert meets(run, {}).tolist() == [False, True, True, True]
+    # What is asked of all is asked of those classes that ask nothing themselves.
+    assert meets(run, {"e2e_ms": 139}).tolist() == [False, True, False, False]
+    assert goodput(run, {"e2e_ms": 139}, Window(S, 2 * S, True, 4, 0)).share == 0.25
+    assert bounds(run, {"e2e_ms": 139})["ttft_ms"].tolist() == [99, 100, float("inf"), float("inf")]
+
+
+def test_a_bound_of_another_class_does_not_fail_what_is_not_known():
+    run = _classes(make_run([_row(tokens=None, content_chunks=3, **{"class": "a"})]), b={"tpot_ms": 9, "itl_ms": 9})
+    assert meets(run, {}).tolist() == [True]
+    assert meets(run, {"tpot_ms": 9}).tolist() == [False]
+
+
+def test_uncertainty_is_about_the_own_bound():
+    rows = [_row(100, 300, 9, content_chunks=3, **{"class": name}) for name in "ab"]
+    assert goodput(_classes(make_run(rows), a={"tpot_ms": 50}, b={"tpot_ms": 200}), {}).uncertain == 1
+
+
+@pytest.mark.parametrize("slo", [{"ttft": 5}, {"ttft_ms": 0}])
+def test_a_class_with_what_is_no_bound_is_refused(slo):
+    with pytest.raises(UsageError):
+        meets(_classes(make_run([_row()]), a=slo), {})
 
 
 def test_share_is_of_all_that_were_due():

@@ -37,7 +37,8 @@ MAY: dict[str, set[str]] = {
     # The application. The session drives the producers and leaves what they made to app, which knows both halves.
     "session": {*FLOOR, *PRODUCERS},
     "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
-    "verbs": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app"},
+    "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
+    "verbs": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding"},
     "cli": {"whywait", "errors", "verbs"},
     "__main__": {"cli"},
 }

@@ -366,7 +366,7 @@ def _cut(run: Run, ids: list[int], **manifest: object) -> Run:
     """The part of a run that a shard with these requests would have recorded."""
     req = run.requests.where(np.isin(run.requests["id"], ids))
     chunks = run.chunks.where(np.isin(run.chunks["id"], ids))
-    points = run.points.replace(planned=np.array([len(req)]))
+    points = run.points.replace(planned=np.array([len(req)]), target=run.points["target"] / 2)
     m = dataclasses.replace(run.manifest, **manifest)
     return Run(m, points, req, chunks, run.steps, run.readings.where(np.zeros(len(run.readings), dtype=bool)))
 
@@ -388,6 +388,7 @@ def test_a_point_of_two_shards_spans_both_and_adds_up():
     b = make_run([{"id": 1}, {"id": 2}], points=[{"start_ns": 3, "end_ns": 7, **steady}])
     c = make_run([{"id": 3, "point": 1}], points=[{"point": 1, "start_ns": 20, "end_ns": 30}])
     rows = concat([c, a, b]).points.rows()
+    assert rows[0]["target"] == 2 * rows[1]["target"]  # places in flight of both
     assert [(r["point"], r["planned"], r["start_ns"], r["end_ns"]) for r in rows] == [(0, 3, 3, 9), (1, 1, 20, 30)]
     assert rows[0]["steady_start_ns"] is rows[0]["steady_end_ns"] is None  # that of a part is not that of the whole
 

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whywait.core.schedule import Lengths, RequestClass, Schedule, Workload
+from whywait.core.schedule import (
+    ARRIVALS,
+    NOTHING,
+    PLAIN,
+    Lengths,
+    RequestClass,
+    Schedule,
+    Stage,
+    Workload,
+    parse_stages,
+)
 from whywait.errors import UsageError
 from whywait.load.recipe import closed_schedule, open_schedule
 
@@ -22,13 +32,22 @@ LENGTHS = st.one_of(
     st.builds(lambda a, cap: Lengths("fixed", a, 0, cap), SIZES, SIZES),
     st.builds(lambda a, more, cap: Lengths("uniform", a, a + more, cap), SIZES, st.integers(0, 3_000_000), SIZES),
     st.builds(lambda a, b, cap: Lengths("lognormal", a, b / 8, cap), SIZES, st.integers(0, 24), SIZES),
+    st.builds(lambda q, cap: Lengths.quantiles(sorted(q), cap), st.lists(SIZES, min_size=2, max_size=9), SIZES),
 )
-CLASSES = st.builds(RequestClass, st.sampled_from(["a", "b"]), st.integers(1, 9), LENGTHS, LENGTHS)
+FEW = st.none() | st.builds(lambda a, more: Lengths("uniform", a, a + more), st.integers(1, 3), st.integers(0, 3))
+CLASSES = st.builds(
+    RequestClass, st.sampled_from(["a", "b"]), st.integers(1, 9), LENGTHS, LENGTHS,
+    thinking_tokens=st.none() | LENGTHS, shared=st.sampled_from([0, 0.3]), groups=st.integers(1, 3),
+    turns=FEW.map(lambda f: f or Lengths("fixed", 1)), turn_tokens=st.none() | LENGTHS, think_ms=FEW,
+    tool_calls=FEW, tool_ms=FEW,
+)  # fmt: skip
 WORKLOADS = st.builds(
-    lambda classes, arrivals, seed: Workload(tuple(classes), arrivals=arrivals, seed=seed),
-    st.lists(CLASSES, min_size=1, max_size=4),
-    st.sampled_from(["poisson", "constant"]),
-    st.integers(0, 2**32),
+    Workload,
+    st.lists(CLASSES, min_size=1, max_size=4).map(tuple),
+    arrivals=st.sampled_from(ARRIVALS),
+    seed=st.integers(0, 2**32),
+    cv=st.sampled_from([0.3, 1, 4]),
+    burst=st.integers(1, 9),
 )
 
 
@@ -46,6 +65,7 @@ WORKLOADS = st.builds(
         ("lognormal(256,0.6)", "lognormal", 256, 0.6, 1 << 20),
         ("lognormal(256,0.6,max=2048)", "lognormal", 256, 0.6, 2048),
         ("uniform(1,9,max=3000000)", "uniform", 1, 9, 3_000_000),
+        ("fixed(9,max=5)", "fixed", 9, 0, 5),
     ],
 )
 def test_lengths_are_read(text, kind, a, b, cap):
@@ -55,7 +75,8 @@ def test_lengths_are_read(text, kind, a, b, cap):
 @pytest.mark.parametrize(
     "text",
     ["", "many", "0", "-1", "0.5", "nan", "inf", ".", "1.2.3", "1,2", "fixed(1,2)", "uniform(9,3)", "uniform(64)",
-     "uniform()", "normal(3,1)", "uniform(64,512", "64,512)", "128)", "(128)", "lognormal(5,1,max=0)", True, None],
+     "uniform()", "normal(3,1)", "quantiles(1)", "quantiles()", "quantiles(2,1)", "quantiles(0,5)", "quantiles(1,,2)",
+     [5], [1, "x"], "uniform(64,512", "64,512)", "128)", "(128)", "lognormal(5,1,max=0)", True, None],
 )  # fmt: skip
 def test_what_is_no_length_is_named(text):
     with pytest.raises(UsageError) as caught:
@@ -147,7 +168,31 @@ def test_an_empty_file_is_the_default_workload(tmp_path):
         ("[[class]]\noutput_tokens = 0", "output_tokens"),
         ("cache = 'hot'", "cache"),
         ("cache = 1", "cache"),
-        ("arrivals = 'gamma'", "arrivals"),
+        ("arrivals = 'pareto'", "arrivals"),
+        ("cv = 0", "cv"),
+        ("burst = 0", "burst"),
+        ("burst = 2.5", "burst"),
+        ("max_in_flight = 0", "max_in_flight"),
+        ("ramp_s = -1", "ramp_s"),
+        ("speed = 'fast'", "speed"),
+        ("language = 'tlh'", "tlh"),
+        ("language = 5", "language"),
+        ("language = []", "language"),
+        ("shared = 1", "shared"),
+        ("groups = 0", "groups"),
+        ("turns = 0", "turns"),
+        ("think_ms = 'long'", "think_ms"),
+        ("[[stage]]\nrate = 5", "duration"),
+        ("[[stage]]\nduration = '5s'", "rate"),
+        ("[[stage]]\nrate = 0\nduration = '5s'", "rate"),
+        ("[[stage]]\nrate = 1\nto = -1\nduration = '5s'", "rate"),
+        ("[[stage]]\nrate = 1\nduration = 0", "duration"),
+        ("stage = 5", "[[stage]]"),
+        ("trace = 'a'\n[[stage]]\nrate = 1\nduration = 5", "exclude"),
+        ("fitted = 5", "fitted"),
+        ("prompt_tokens = 'quantiles(5,3)'", "prompt_tokens"),
+        ("prompt_tokens = [5]", "prompt_tokens"),
+        ("prompt_tokens = 'file(none.txt)'", "none.txt"),
         ("seed = 'abc'", "seed"),
         ("seed = 1.5", "seed"),
         ("seed = -1", "seed"),
@@ -188,18 +233,82 @@ def test_files_that_cannot_be_read_are_the_users_to_fix(tmp_path):
 
 
 def test_a_workload_goes_into_a_manifest(tmp_path):
-    facts = json.loads(json.dumps(Workload.from_toml(_file(tmp_path, FILE)).as_dict()))
+    workload = Workload.from_toml(_file(tmp_path, FILE))
+    facts = json.loads(json.dumps(workload.as_dict()))
     assert facts["seed"] == 9
-    assert facts["classes"][0] == {
+    assert {
         "name": "chat", "share": 3, "prompt_tokens": "uniform(10,20)", "output_tokens": "30", "slo": {"ttft_ms": 500},
-    }  # fmt: skip
+        "thinking_tokens": None, "language": ["en"],
+    }.items() <= facts["classes"][0].items()  # fmt: skip
+    assert Workload.from_dict(facts) == workload  # and can be read back: a run is resumed from its manifest
+
+
+EVERYTHING = """
+arrivals = "gamma"
+cv = 3
+max_in_flight = 9
+ramp_s = 2.5
+
+[[stage]]
+rate = 5
+duration = "30s"
+
+[[stage]]
+rate = 5
+to = 20
+duration = 60
+
+[[class]]
+name = "agent"
+language = "en, code"
+prompt_tokens = [10, 20, 90]
+thinking_tokens = 300
+turns = "uniform(2,6)"
+turn_tokens = 30
+think_ms = "lognormal(4000,0.5)"
+tool_calls = "uniform(1,3)"
+tool_output_tokens = 20
+tool_result_tokens = "file(results.txt)"
+tool_ms = 300
+shared = 0.5
+groups = 3
+"""
+
+
+def test_every_key_of_a_file_is_read_and_survives_a_manifest(tmp_path):
+    (tmp_path / "results.txt").write_text("30, 40\n50 1000")
+    workload = Workload.from_toml(_file(tmp_path, EVERYTHING))
+    assert workload.stages == (Stage(5, 30), Stage(5, 60, 20))
+    assert (workload.arrivals, workload.cv, workload.max_in_flight, workload.ramp_s) == ("gamma", 3, 9, 2.5)
+    (agent,) = workload.classes
+    assert agent.language == ("en", "code")
+    assert agent.prompt_tokens == Lengths.quantiles([10, 20, 90])
+    assert agent.tool_result_tokens == Lengths.quantiles([30, 40, 50, 1000])
+    assert (str(agent.turns), str(agent.think_ms), agent.shared, agent.groups) == (
+        "uniform(2,6)", "lognormal(4000,0.5)", 0.5, 3,
+    )  # fmt: skip
+    assert agent.requests_per_session == 4 * (1 + 2)
+    assert Workload.from_dict(json.loads(json.dumps(workload.as_dict()))) == workload
+
+
+def test_a_trace_is_found_beside_the_file_that_names_it(tmp_path):
+    workload = Workload.from_toml(_file(tmp_path, "trace = 'day.jsonl'\nspeed = 2"))
+    assert (workload.trace, workload.speed) == (str(tmp_path / "day.jsonl"), 2)
+
+
+def test_stages_are_read_from_a_flag():
+    assert parse_stages("5:30s,5-20:1m") == (Stage(5, 30), Stage(5, 60, 20))
+    for bad in ("", "5", "5:", ":5s", "a:5s", "0:5s", "5-:5s"):
+        with pytest.raises(UsageError, match="stage"):
+            parse_stages(bad)
 
 
 # Schedule
 
 
 def _parts(schedule: Schedule) -> tuple[object, ...]:
-    return (*(getattr(schedule, f.name).tolist() for f in dataclasses.fields(schedule)[:-1]), schedule.class_names)
+    columns = (getattr(schedule, c).tolist() for c in (*PLAIN, *NOTHING))
+    return (*columns, schedule.class_names, schedule.blocks, schedule.block_tokens)
 
 
 @given(WORKLOADS, st.integers(0, 60), st.integers(0, 9))
@@ -216,12 +325,20 @@ def test_bytes_are_equal_only_when_the_schedules_are(workload, n, m):
     assert (a.to_bytes() == b.to_bytes()) == (_parts(a) == _parts(b))
 
 
-@pytest.mark.parametrize("column", ["id", "klass", "prompt_tokens", "output_tokens", "due_ns", "class_names"])
+@pytest.mark.parametrize("column", [f.name for f in dataclasses.fields(Schedule)])
 def test_bytes_cover_every_column(column):
-    schedule = open_schedule(Workload(), 3, 4)
-    was = getattr(schedule, column)
-    other = dataclasses.replace(schedule, **{column: ("other",) if column == "class_names" else was + 1})
+    schedule = dataclasses.replace(open_schedule(Workload(), 3, 4), blocks=((1,), (1, 2), (), (5,)), block_tokens=16)
+    changed = {"class_names": ("other",), "blocks": ((1, 1), (2,), (), (5,)), "block_tokens": 17}
+    other = dataclasses.replace(schedule, **{column: changed.get(column) or getattr(schedule, column) + 1})
     assert other.to_bytes() != schedule.to_bytes()
+
+
+def test_columns_that_differ_in_length_are_refused():
+    schedule = open_schedule(Workload(), 3, 4)
+    with pytest.raises(ValueError, match="differ in length"):
+        dataclasses.replace(schedule, turn=np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="differ in length"):
+        dataclasses.replace(schedule, blocks=((1,),))
 
 
 def test_another_seed_or_salt_gives_other_lengths_and_arrivals():
@@ -295,11 +412,34 @@ def test_poisson_gaps_do_not_depend_on_the_rate_but_scale_with_it():
 
 @given(WORKLOADS, st.integers(0, 40), st.integers(1, 9))
 def test_the_shards_together_are_the_whole(workload, n, shards):
-    """Invariant 7."""
+    """Invariant 7; and a session stays in one shard, so that none waits for what another process does."""
     whole = open_schedule(workload, 5, n)
     parts = [whole.shard(k, shards) for k in range(shards)]
-    assert sum(len(p) for p in parts) == n
-    assert max(len(p) for p in parts) - min(len(p) for p in parts) <= 1
-    rows = [row for p in parts for row in zip(*_parts(p)[:-1], strict=True)]
-    assert sorted(rows) == list(zip(*_parts(whole)[:-1], strict=True))
+    sessions = [{*p.session_id[p.session_id >= 0].tolist()} for p in parts]
+    assert sum(map(len, sessions)) == len(set.union(*sessions))
+    per_shard = [len(s) + int((p.session_id < 0).sum()) for s, p in zip(sessions, parts, strict=True)]
+    assert max(per_shard) - min(per_shard) <= 1
+    rows = [row for p in parts for row in zip(*_parts(p)[: len(PLAIN) + len(NOTHING)], strict=True)]
+    assert sorted(rows) == list(zip(*_parts(whole)[: len(PLAIN) + len(NOTHING)], strict=True))
     assert {p.class_names for p in parts} == {whole.class_names}
+    for p in parts:
+        assert ((p.after_rows() >= 0) == (p.after_id >= 0)).all()
+        assert (np.diff(p.due_ns[p.after_id < 0]) >= 0).all()
+
+
+def test_blocks_go_with_their_rows():
+    whole = dataclasses.replace(closed_schedule(Workload(), 3), blocks=((1,), (2, 3), (4,)), block_tokens=16)
+    assert whole.shard(1, 2).blocks == ((2, 3),)
+
+
+def test_the_documented_workload_is_one(tmp_path):
+    """The page shows every key there is, so what it says cannot go stale unseen."""
+    page = (Path(__file__).parents[1] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    shown = page.split("```toml\n")[1].split("```")[0]
+    workload = Workload.from_toml(_file(tmp_path, shown))
+    assert [c.name for c in workload.classes] == ["chat", "agent", "thinker"]
+    assert workload.classes[2].slo == {"ttfa_ms": 60000}
+    assert len(open_schedule(workload, None, None)) == pytest.approx(900, rel=0.15)
+    keys = {f.name for f in (*dataclasses.fields(Workload), *dataclasses.fields(RequestClass))}
+    for key in keys - {"classes", "stages"}:
+        assert key in page

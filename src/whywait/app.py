@@ -17,11 +17,13 @@ from typing import Any
 from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
 from whywait.analyze.window import with_windows
-from whywait.core.recorder import discard_spool
-from whywait.core.run import Run, write_json
+from whywait.core.recorder import discard_spool, full_disk
+from whywait.core.resume import differences, joined, whole_points
+from whywait.core.run import Run, before_point, write_json
 from whywait.core.schedule import Lengths, RequestClass, Workload
+from whywait.core.secrets import clean
 from whywait.engines import by_name
-from whywait.errors import WhywaitError
+from whywait.errors import UsageError, WhywaitError
 from whywait.judge.diagnose import headline, judge
 from whywait.judge.evidence import MIXED
 from whywait.judge.verdict import Verdict
@@ -30,7 +32,8 @@ from whywait.lab.launch import launched, start_command, start_embedded
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.driver import Progress
-from whywait.session import Load, Options, Say, Session, stderr
+from whywait.load.recipe import Load
+from whywait.session import Options, Say, Session, stderr
 
 FOREIGN_STOP = 0.05  # growth of the engine's counters beyond what we sent, as a share of it
 Watch = Callable[[Progress], None]
@@ -63,6 +66,7 @@ def measure(
     Raises:
         WhywaitError: before anything was measured. Afterwards what there is comes back, labelled PARTIAL.
     """
+    options = dataclasses.replace(options, loads=tuple(loads))
     with Session(options, say, watch, engine) as s:
         for load in loads:
             if not _point(s, load):
@@ -96,6 +100,52 @@ def show(directory: str | Path) -> Result:
     """Read a saved Run, whole or cut off, and analyse it again."""
     run = Run.load(directory)
     return _analysed(run, Path(directory))
+
+
+def options_of(directory: str | Path) -> Options:
+    """The options a saved or cut-off Run was measured with; headers, proxy and keys, which it never holds, left out.
+
+    Raises:
+        UsageError: it does not say what was to be measured (a diagnosis decides that as it goes).
+    """
+    manifest = Run.load(directory).manifest
+    if not manifest.journey.get("loads"):
+        raise UsageError(f"{directory} does not say what was to be measured", "only run and sweep can be resumed")
+    workload = Workload.from_dict(manifest.workload, f"{directory}: workload")
+    loads = tuple(Load(**load) for load in manifest.journey["loads"])
+    return Options(**manifest.journey["options"], workload=workload, loads=loads)
+
+
+def resume(
+    directory: str | Path, options: Options, anyway: bool = False, say: Say = stderr, watch: Watch | None = None
+) -> Result:
+    """Measure what is missing of a cut-off Run and join both into a new one; the old one stays as it is.
+
+    ``options`` from :func:`options_of`, with what that leaves out. Points that were whole are taken over.
+
+    Raises:
+        UsageError: nothing is missing, or the service is not the one measured before (unless ``anyway``).
+    """
+    old = Run.load(directory)
+    done = whole_points(old)
+    if done >= len(options.loads):
+        raise UsageError(f"{directory} is whole: nothing is missing", f"whywait show {directory}")
+    say(f"{done} of {len(options.loads)} points are taken over")
+    taken = before_point(old, done)
+    with Session(options, say, watch) as s:
+        different = differences(old.manifest, s.recorder.manifest)
+        if different and not anyway:
+            s.forget()
+            raise UsageError(f"this is not what was measured before: {'; '.join(different)}", "--anyway to join them")
+        for what in different:
+            s.doubt("the halves of this run were measured on different services", what, "measure all of it again")
+        s.go_on_from(done, int(taken.requests["id"].max()) + 1 if len(taken.requests) else 0)
+        for load in options.loads[done:]:
+            if not _point(s, load):
+                break
+        result = keep(joined(taken, s.finish(), str(directory)), s.directory)
+        discard_spool(s.directory)
+        return dataclasses.replace(result, interrupted=s.interrupted)
 
 
 @contextlib.contextmanager
@@ -135,7 +185,7 @@ def write_report(result: Result, path: Path) -> None:
     """The self-contained HTML report of a result."""
     from whywait.report.html import render
 
-    path.write_text(render(result.run, result.summary), encoding="utf-8")
+    path.write_text(clean(render(result.run, result.summary)), encoding="utf-8")
 
 
 def _ladder(s: Session, deadline: float, only_one: bool) -> None:
@@ -184,12 +234,26 @@ def _mixed(s: Session) -> Workload:
 
 
 def _complete(s: Session) -> Result:
-    run = with_windows(s.finish())
-    result = _analysed(run, s.directory)
-    run.save(s.directory)
-    write_json(s.directory / "summary.json", result.summary)
+    result = keep(s.finish(), s.directory)
     discard_spool(s.directory)
     return dataclasses.replace(result, interrupted=s.interrupted)
+
+
+def keep(run: Run, directory: Path) -> Result:
+    """Save a Run just made, then analyse it: whatever befalls the analysis, what was measured is on disk by then.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+    try:
+        run.save(directory)
+        run = with_windows(run)
+        run.save(directory)
+        result = _analysed(run, directory)
+        write_json(directory / "summary.json", result.summary)
+    except OSError as exc:
+        raise full_disk(directory, exc.strerror or str(exc)) from exc
+    return result
 
 
 def _analysed(run: Run, directory: Path) -> Result:

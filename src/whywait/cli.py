@@ -9,13 +9,17 @@ import sys
 from collections.abc import Sequence
 
 from whywait import __version__
-from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError
+from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
     "diagnose": ("whywait.verbs.measure:diagnose", "find out what a service waits on (no URL: the embedded engine)"),
     "run": ("whywait.verbs.measure:run", "measure one load point"),
     "sweep": ("whywait.verbs.measure:sweep", "measure several load points; one table"),
+    "resume": ("whywait.verbs.resume:resume", "finish a run or sweep that was cut off, into a new run"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
+    "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
+    "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
+    "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
 }
 
@@ -59,6 +63,16 @@ def _flags_sweep(p: argparse.ArgumentParser) -> None:
     _output(p)
 
 
+def _flags_resume(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run_dir", metavar="RUN", help="folder of the run that was cut off; it stays as it is")
+    p.add_argument("--url", metavar="URL", help="where the service is now (default: as before)")
+    p.add_argument("--anyway", action="store_true", help="join the halves even if service, model or engine differ")
+    p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
+    p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
+    _reach(p)
+    _output(p)
+
+
 def _flags_diagnose(p: argparse.ArgumentParser) -> None:
     _service(p)
     p.add_argument("--budget", default="180s", metavar="TIME", help="measure for about this long (default 3m)")
@@ -76,6 +90,15 @@ def _flags_show(p: argparse.ArgumentParser) -> None:
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
 
 
+def _flags_find(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    p.add_argument("--budget", default="10m", metavar="TIME", help="search for about this long (default 10m)")
+    p.add_argument("--share", type=float, default=0.95, metavar="S", help="of requests, where --slo has no @pNN (0.95)")
+    p.add_argument("--max-rate", type=_rate, metavar="R", help="never more requests per second than this")
+    _workload(p)
+    _output(p)
+
+
 def _flags_engine(p: argparse.ArgumentParser) -> None:
     p.add_argument("action", choices=["start", "stop", "status", "list"])
     p.add_argument("name", nargs="?", help="name of the engine (default: embedded)")
@@ -88,15 +111,46 @@ def _flags_engine(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="JSON on stdout")
 
 
+def _flags_workload(p: argparse.ArgumentParser) -> None:
+    p.add_argument("action", choices=["fit", "show"])
+    p.add_argument("files", nargs="+", metavar="FILE", help="logs or traces of one format; show also takes TOML")
+    p.add_argument("--format", default="auto", choices=["auto", "openai", "recording", "azure", "burstgpt", "mooncake",
+                   "llmservingsim", "schedule", "servegen"], help="default: told by the first line")  # fmt: skip
+    p.add_argument("--out", metavar="FILE", help="fit: the workload (default workload.toml; the replay file beside it)")
+    p.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    p.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def _flags_record(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--upstream", required=True, metavar="URL", help="the service that answers")
+    p.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default: a free port of this machine")
+    p.add_argument("--out", metavar="DIR", help="folder of the recording (default: whywait-recordings/…)")
+    p.add_argument("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
+    p.add_argument("--json", action="store_true", help="the counts as JSON on stdout at the end")
+
+
 def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of an OpenAI-compatible service")
     p.add_argument("--launch", metavar="COMMAND", help="start this engine, measure it, stop it: 'vllm serve …'")
     p.add_argument("--model", help="model name (default: the first the service lists)")
-    p.add_argument("--dialect", choices=["chat", "completions"], default="chat")
+    p.add_argument("--dialect", choices=["chat", "completions", "responses"], default="chat")
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
     p.add_argument("--timeout", default="300s", metavar="TIME", help="per request (default 300s)")
     p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
+    _reach(p)
+
+
+def _reach(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("how the service is reached and read (docs/streams.md)")
+    g.add_argument("--header", action="append", default=[], metavar="'K: V'", help="sent with each request; repeatable")
+    g.add_argument("--body", metavar="JSON", help="fields merged into every request: '{\"top_k\":5}'")
+    g.add_argument("--ca", metavar="FILE", help="PEM file of the authorities to trust, instead of the system's")
+    g.add_argument("--cert", metavar="FILE", help="client certificate, PEM")
+    g.add_argument("--key", metavar="FILE", help="its key, when it is not in the same file")
+    g.add_argument("--insecure", action="store_true", help="do not check the service's certificate")
+    g.add_argument("--proxy", metavar="URL", help="HTTP proxy, or 'none' (default: http_proxy, https_proxy, no_proxy)")
+    g.add_argument("--lenient-eof", action="store_true", help="a stream that just ends is ok, not truncated")
 
 
 def _workload(p: argparse.ArgumentParser) -> None:
@@ -106,13 +160,24 @@ def _workload(p: argparse.ArgumentParser) -> None:
     p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
     p.add_argument("--cache", choices=["cold", "warm", "natural"], help="prefix cache (default cold: salted prompts)")
     p.add_argument("--temperature", type=float, help="default 0")
+    p.add_argument("--language", metavar="LIST", help="of the prompts: en, zh, es, de, ar, code (default en)")
     p.add_argument("--seed", type=int, default=1)
 
 
 def _load(p: argparse.ArgumentParser) -> None:
     p.add_argument("--requests", type=_positive, metavar="N", help="per point (default 10 per place in flight)")
     p.add_argument("--duration", metavar="TIME", help="per point: stop sending after this long")
-    p.add_argument("--arrivals", choices=["poisson", "constant"], help="with --rate (default poisson)")
+    p.add_argument("--processes", type=_positive, default=1, metavar="N", help="drive the load from N processes")
+    p.add_argument(
+        "--arrivals", choices=["poisson", "constant", "gamma", "burst"], help="with --rate (default poisson)"
+    )
+    p.add_argument("--cv", type=_rate, metavar="CV", help="of gamma gaps: above 1 burstier than poisson (default 2)")
+    p.add_argument("--burst", type=_positive, metavar="N", help="requests that come at once with burst (default 8)")
+    p.add_argument("--stages", metavar="LIST", help="rates one after another: '5:30s,5-20:60s' (the second a ramp)")
+    p.add_argument("--trace", metavar="FILE", help="replay its requests: JSON Lines or Parquet, see docs/workloads.md")
+    p.add_argument("--speed", type=_rate, metavar="X", help="replay X times as fast (default 1)")
+    p.add_argument("--max-in-flight", type=_positive, metavar="N", help="with --rate: more wait here, and it counts")
+    p.add_argument("--ramp", metavar="TIME", help="with --concurrency: spread the first requests over this")
     _workload(p)
 
 
@@ -164,6 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as exc:
+        scrub(exc)
         if os.environ.get("WHYWAIT_DEBUG"):
             raise
         where = exc.__traceback__

@@ -20,7 +20,21 @@ Each error carries one line that says what is wrong (``message``) and one that s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 EXIT_OK, EXIT_GATE, EXIT_USAGE, EXIT_UNDECIDED, EXIT_SERVICE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+
+clean: Callable[[str], str] = str  # cuts secrets out of a text; core/secrets.py puts its own here when it learns of one
+
+
+def scrub(exc: BaseException | None) -> None:
+    """Cut secrets out of an exception and all that led to it: a service may echo a key in what it says."""
+    seen: set[int] = set()
+    while exc is not None and id(exc) not in seen:
+        seen.add(id(exc))
+        exc.args = tuple(clean(a) if isinstance(a, str) else a for a in exc.args)
+        exc = exc.__cause__ or exc.__context__
 
 
 class WhywaitError(Exception):
@@ -30,9 +44,9 @@ class WhywaitError(Exception):
     whose = "whywait"
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(clean(message))
+        self.message = clean(message)
+        self.hint = clean(hint)
 
 
 class UsageError(WhywaitError):

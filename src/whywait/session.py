@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -20,28 +19,30 @@ from typing import Any
 
 import numpy as np
 
-from whywait.core.recorder import Recorder, refuse_used
+from whywait.core import secrets
+from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_used
 from whywait.core.run import Manifest, Run
-from whywait.core.schedule import Schedule, Workload
+from whywait.core.schedule import Workload
 from whywait.errors import InternalError, UsageError
 from whywait.lab.state import Engine
-from whywait.load import preflight
-from whywait.load.driver import Driver, Point, Progress
+from whywait.load import calibrate, preflight
+from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
+from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
-from whywait.load.recipe import closed_schedule, open_schedule
-from whywait.net.client import Client
+from whywait.load.recipe import Load, schedule_of
+from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
+from whywait.net.reach import Reach
 from whywait.probe import bench, host
 from whywait.probe.listener import listening_pids
 from whywait.probe.sampler import Config, SamplerProcess
-from whywait.probe.spool import read_spool
-from whywait.units import NS_PER_S
+from whywait.units import NS_PER_MS, NS_PER_S
 
 Say = Callable[[str], None]
-MAX_FAILED_IN_A_ROW = 50
 ERROR_SHARE_STOP = 0.05
+HELD_NS = 5 * NS_PER_MS  # sent so late under max_in_flight, a request waited for a place
 
 
 @dataclass(frozen=True)
@@ -61,23 +62,12 @@ class Options:
     floor: bool = True
     metrics_hz: float = 4.0
     max_requests: int | None = None  # the ceiling printed before load, when known
+    processes: int = 1
+    loads: tuple[Load, ...] = ()  # what is to be measured, where that is known before
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
     command: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Load:
-    """One load point: ``target`` requests in flight (``concurrency``) or per second (``rate``).
-
-    ``requests`` or ``duration_s`` bounds it; with neither, 10 requests per place in flight, or 30 s of a rate.
-    """
-
-    mode: str
-    target: float
-    requests: int | None = None
-    duration_s: float | None = None
-    label: str | None = None
-    workload: Workload | None = None
+    reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
+    body: dict[str, Any] = field(default_factory=dict)  # fields merged into every request
 
 
 class Session:
@@ -97,6 +87,7 @@ class Session:
         self._number = 0
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
+        self._warmed: dict[str, int] = {}
         self._old_handlers: dict[int, Any] = {}
         self._sampler: SamplerProcess | None = None
 
@@ -105,14 +96,20 @@ class Session:
         if o.out:
             refuse_used(Path(o.out))
         key = read_key(o.api_key_file)
-        endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s)
+        secrets.hide(key)
+        endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s, o.reach)
         _may_load(endpoint, o)
-        self.target = preflight.find(endpoint, o.model)
+        self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body)
+        endpoint = self.target.endpoint  # a redirect may have moved it
+        for said in preflight.aloud(endpoint):
+            self._say(f"{said['what']}: {said['why']}")
+            self._doubts.append(said)
         self._announce()
         first = preflight.first_request(self.target, o.workload, o.stream)
-        salt = secrets.token_hex(4)
+        salt = os.urandom(4).hex()
         prompter = Prompter(o.workload.seed, o.workload.cache, salt)
-        self.prompter, doubts = preflight.calibrate(self.target, o.workload, prompter)
+        self.prompter, doubts = calibrate.calibrate(self.target, o.workload, prompter)
+        self._counter = calibrate.counter(self.target, o.workload, self.prompter)
         self._doubts += [*doubts, *self.target.notes]
         if "output_tokens" in first and first["output_tokens"] is None:
             next_ = "chunks are counted instead; TPOT becomes an interval"
@@ -124,11 +121,7 @@ class Session:
         self.recorder = Recorder(self.directory, self._manifest())
         self._start_sampler(endpoint)
         _many_sockets()
-        self.client = Client(endpoint, self.recorder, self.clock)
-        body = self._body
-        self.driver = Driver(
-            self.client, self.recorder, self.clock, body, o.stream, o.workload.timeout_s, self._watch, self._stop
-        )
+        self.crew = self._crew()
         for number in (signal.SIGINT, signal.SIGTERM):
             self._old_handlers[number] = signal.signal(number, self._on_signal)
         return self
@@ -140,7 +133,19 @@ class Session:
             signal.signal(number, handler)
         if self._sampler is not None:
             self._sampler.stop()
-        self.client.close()
+        self.crew.close()
+        self.recorder.close()
+
+    def forget(self) -> None:
+        """Nothing was measured and nothing will be: leave no folder behind."""
+        self.__exit__(None, None, None)
+        discard_spool(self.directory)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+    def go_on_from(self, point: int, next_id: int) -> None:
+        """Number points and requests from here: those before are in another Run, which this one will be joined to."""
+        self._number, self._next_id = point, next_id
 
     @property
     def interrupted(self) -> bool:
@@ -148,25 +153,21 @@ class Session:
 
     def point(self, load: Load) -> bool:
         """Drive one load point; False when the session was cut short and no further point should follow."""
-        mode, target, requests, duration_s = load.mode, load.target, load.requests, load.duration_s
         workload = load.workload or self.options.workload
-        if mode == "concurrency":
-            if requests is None and duration_s is None:
-                requests = max(10, round(target) * 10)
-            n = requests if requests is not None else _enough(duration_s or 0, target)
-            schedule = closed_schedule(workload, n, self._next_id, self._number)
-        else:
-            if requests is None:
-                duration_s = duration_s or 30.0
-            n = requests if requests is not None else max(1, round(target * (duration_s or 30)))
-            schedule = open_schedule(workload, target, n, self._next_id, self._number)
-        self._workload = workload
-        point = Point(self._number, mode, target, schedule, duration_s, load.label)
-        reason = self.driver.run(point)
-        self._next_id += n
+        schedule, duration_s = schedule_of(load, workload, self._next_id, self._number)
+        if self._counter is not None:
+            self.prompter = calibrate.exact(self._counter, self.prompter, schedule, workload)
+        writer = Writer(self.target, self.prompter, workload, self.options.stream)
+        if workload.cache == "warm":
+            warmed = self._warmed[str(self._number)] = writer.warm(schedule)
+            self._say(f"cache warmed: {warmed} prompts were sent once; they are not among the requests measured")
+        point = Point(self._number, load.mode, load.target, schedule, duration_s, load.label)
+        point.ramp_s, point.max_in_flight = workload.ramp_s, workload.max_in_flight
+        reason = self.crew.run(point, writer)
+        self._next_id += len(schedule)
         self._number += 1
         self.reason = self.reason or reason
-        self._last()
+        self._last(point, workload)
         return not self.reason
 
     @property
@@ -176,9 +177,8 @@ class Session:
         return own or self.target.limits.get("slots")
 
     def snapshot(self) -> Run:
-        """The last point so far as recorded, with what the sampler has read."""
-        spool = self.directory / "spool" / "readings.jsonl"
-        return self.recorder.peek(read_spool(spool) if spool.exists() else ())
+        """The run so far as recorded, without its chunks, with what the sampler has read."""
+        return self.recorder.peek()
 
     def stop(self, reason: str) -> None:
         """No further point; the Run is labelled PARTIAL with this reason."""
@@ -187,46 +187,65 @@ class Session:
     def doubt(self, what: str, why: str, next_: str) -> None:
         self._doubts.append({"what": what, "why": why, "next": next_})
 
-    def _last(self) -> None:
-        """Rough figures of the point just driven, for deciding what to measure next."""
+    def _last(self, point: Point, workload: Workload) -> None:
+        """Rough figures of the point just driven, for deciding what to measure next, and how long prompts came out."""
         run = self.recorder.peek().point(self._number - 1)
         ok = run.requests.where(run.requests["outcome"] == 0)
         took = ok["end_ns"] - ok["sent_ns"]
         self.last_e2e_s = float(np.median(took)) / NS_PER_S if len(ok) else None
-        content = int((run.chunks["kind"] > 0).sum())
+        content = float(np.nansum(run.requests["content_chunks"]))
         wall = float(run.points["end_ns"][0] - run.points["start_ns"][0]) / NS_PER_S
-        tokens = float(np.nansum(ok["output_tokens"])) or float(content)
+        tokens = float(np.nansum(ok["output_tokens"])) or content
         self.last_tokens_per_s = tokens / wall if wall > 0 else None
+        if self._counter is None:
+            known = ok.where(~np.isnan(ok["prompt_tokens"]))
+            counts = zip(known["id"].tolist(), known["prompt_tokens"].astype(int).tolist(), strict=True)
+            self.prompter = calibrate.refined(self.prompter, point.schedule, workload, counts)
+        late = run.requests["sent_ns"] - run.requests["due_ns"] > HELD_NS
+        if point.max_in_flight is not None and not point.closed and late.any():
+            what = f"{int(late.sum())} of {len(late)} requests waited in the client for a place in flight"
+            why = f"max_in_flight is {point.max_in_flight}; their wait counts from when they were due (client phase)"
+            self.doubt(what, f"point {point.number}: {why}", "raise --max-in-flight, or read it as the service's queue")
 
     def finish(self) -> Run:
         """Stop sampling and make the Run (in memory; the spool stays until it is saved)."""
-        rows: list[dict[str, Any]] = []
         if self._sampler is not None:
             self._sampler.stop()
-            rows = self._sampler.rows
             if self._sampler.complaint:
                 said = self._sampler.complaint.splitlines()[-1]
                 self.doubt("the metrics sampler had trouble", said, "see whether the service's metrics answer")
-        manifest = dataclasses.replace(
-            self._manifest(), partial=bool(self.reason), partial_reason=self.reason, clock=[self.clock.facts()]
-        )
-        return self.recorder.finish(manifest, rows)
+        self.crew.close()
+        report = self.crew.report()
+        for lost in report.lost:
+            self.reason = self.reason or lost
+        still = still_doubt(report.still)
+        if still:
+            self._doubts.append(still)
+        manifest = self._manifest()
+        manifest = dataclasses.replace(manifest, partial=bool(self.reason), partial_reason=secrets.clean(self.reason))
+        if report.disk:
+            raise full_disk(self.directory, report.disk)
+        return self.recorder.finish(manifest)
 
     # inside
 
-    def _body(self, row: int, schedule: Schedule) -> bytes:
-        prompt = self.prompter.text(int(schedule.id[row]), int(schedule.prompt_tokens[row]))
-        unique = f"{self.prompter.salt}-{schedule.id[row]}"
-        options = self.target.options(self._workload, self.options.stream, unique)
-        return self.target.body(prompt, int(schedule.output_tokens[row]), options)
+    def _crew(self) -> Crew:
+        n = self.options.processes
+        if n == 1:
+            return Solo(self.target, self.recorder, self.clock, self._watch, self._stop)
+        zero, hidden = zero_of(self.clock), secrets.known()
+        jobs = [Job(k, self.directory, zero, self.target, hidden) for k in range(n)]
+        shards = Shards(jobs, self.recorder, self._watch, self._stop)
+        if self._sampler is not None:
+            self._sampler.add_pids("client", list(shards.pids))
+        return shards
 
     def _stop(self, progress: Progress) -> str:
         if self._signal:
             return "interrupted"
-        if self.client.failed_in_a_row >= MAX_FAILED_IN_A_ROW:
-            return f"{self.client.failed_in_a_row} requests failed in a row ({self.client.last_failure})"
         if not self.target.endpoint.loopback and progress.ended >= 40:
-            failed = self.client.failed / max(1, self.client.failed + self.client.succeeded)
+            seen = self.crew.report()
+            failed = seen.failed / max(1, seen.failed + seen.succeeded)
             if failed > ERROR_SHARE_STOP:
                 return f"{failed:.0%} of the requests failed (limit {ERROR_SHARE_STOP:.0%} on a service not our own)"
         return ""
@@ -271,11 +290,12 @@ class Session:
         t = self.target
         pids: dict[str, tuple[int, ...]] = {"client": (os.getpid(),)}
         engine: tuple[int, ...] = (self.engine.pid,) if self.engine is not None else ()
-        if not engine and endpoint.loopback:
+        if not engine and endpoint.loopback and not endpoint.unix:
             engine = tuple(p for p in listening_pids(endpoint.port) if p != os.getpid())
         if engine:
             pids["engine"] = engine
-        key_env = next((k for k in ("WHYWAIT_API_KEY", "OPENAI_API_KEY") if os.environ.get(k)), None)
+        # Secrets reach the sampler by its environment, never by its configuration.
+        env = {"WHYWAIT_SAMPLER_KEY": endpoint.api_key or "", "WHYWAIT_SAMPLER_REACH": endpoint.reach.as_json()}
         config = Config(
             zero_unix_ns=self.clock.zero_unix_ns,
             spool=str(self.directory / "spool" / "readings.jsonl"),
@@ -287,10 +307,11 @@ class Session:
             pids=pids,
             host=endpoint.loopback,
             gpu=endpoint.loopback,
-            api_key_env=key_env if endpoint.api_key else None,
+            api_key_env="WHYWAIT_SAMPLER_KEY",
+            reach_env="WHYWAIT_SAMPLER_REACH",
         )
         try:
-            self._sampler = SamplerProcess(config)
+            self._sampler = SamplerProcess(config, env)
             self._sampler.start()
         except (InternalError, OSError) as exc:
             self._sampler = None
@@ -308,10 +329,10 @@ class Session:
             "floor": self._floor,
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
-        if hasattr(self, "client"):
-            client.update(self.client.facts(), cpu_ns_by_point={str(k): v for k, v in self.driver.cpu_ns.items()})
+        report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
+        client.update(report.client, warmed_by_point=self._warmed)
         local = t.endpoint.loopback
-        return Manifest(
+        manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
             command=list(o.command),
             seed=o.seed,
@@ -320,9 +341,21 @@ class Session:
             machine={"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates},
             workload=o.workload.as_dict(),
             client=client,
+            clock=report.clock,
             slo=o.slo,
+            journey=_journey(o),
             doubts=self._doubts,
         )
+        return Manifest(**secrets.cleaned(dataclasses.asdict(manifest)))  # a service may echo what we sent it
+
+
+#: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.
+KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body")
+
+
+def _journey(o: Options) -> dict[str, Any]:
+    loads = [{k: getattr(x, k) for k in ("mode", "target", "requests", "duration_s", "label")} for x in o.loads]
+    return {"options": {k: getattr(o, k) for k in KEPT}, "headers": [n for n, _ in o.reach.headers], "loads": loads}
 
 
 def _may_load(endpoint: Endpoint, o: Options) -> None:
@@ -355,10 +388,5 @@ def _new_directory(out: str | None) -> Path:
     raise UsageError(f"too many runs in {base} at this second", "give --out")
 
 
-def _enough(duration_s: float, concurrency: float) -> int:
-    """Rows for a closed loop bounded by time: more than it can use at 5 ms a request, but not without end."""
-    return min(200_000, max(1000, round(duration_s * concurrency * 200)))
-
-
 def stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(secrets.clean(line), file=sys.stderr, flush=True)

@@ -34,11 +34,12 @@ class Goodput:
 
 
 def meets(run: Run, slo: Mapping[str, float], c: Content | None = None, lat: Latency | None = None) -> Array:
-    """Which requests (bool) are ``ok`` and within every bound of ``slo``.
+    """Which requests (bool) are ``ok`` and within every bound of their SLO.
 
     Args:
         run: any number of points.
         slo: bounds in ms: ``ttft_ms, ttfa_ms, tpot_ms, e2e_ms`` and ``itl_ms`` (the request's worst gap per token).
+            A request of a class that has bounds of its own in the manifest's workload is held to those instead.
         c: ``content(run)`` when the caller has it.
         lat: ``per_request(run, c)`` when the caller has it.
 
@@ -51,16 +52,40 @@ def meets(run: Run, slo: Mapping[str, float], c: Content | None = None, lat: Lat
     c = content(run) if c is None else c
     lat = per_request(run, c) if lat is None else lat
     good: Array = lat.ok.copy()
-    for key, bound in slo.items():
-        if key not in SLO_KEYS or not bound > 0:
-            raise UsageError(f"SLO {key}={bound} is not understood", f"bounds in ms above 0 for {', '.join(SLO_KEYS)}")
+    for key, bound in bounds(run, slo).items():  # infinite where a request's class does not ask: nothing is past it
+        unasked = np.isinf(bound)
         if key == "itl_ms":
-            good &= (worst_itl_ms(run, c) <= bound) | ~lat.tpot_applies
+            within = (worst_itl_ms(run, c) <= bound) | ~lat.tpot_applies
         elif key == "tpot_ms":
-            good &= (lat.tpot_ms <= bound) | (lat.tpot_high_ms <= bound) | ~lat.tpot_applies
+            within = (lat.tpot_ms <= bound) | (lat.tpot_high_ms <= bound) | ~lat.tpot_applies
         else:
-            good &= getattr(lat, key) <= bound
+            within = getattr(lat, key) <= bound
+        good &= within | unasked
     return good
+
+
+def bounds(run: Run, slo: Mapping[str, float]) -> dict[str, Array]:
+    """Each bound in ms that any request is held to, one value per request; infinite where it is not.
+
+    Raises:
+        UsageError: an unknown key or a bound that is not a positive number.
+    """
+    name = run.requests["class"]
+    asked: list[tuple[Array, Mapping[str, float]]] = []
+    rest = np.ones(len(name), dtype=bool)
+    for c in run.manifest.workload.get("classes") or ():
+        if c.get("slo"):
+            mine = name == c.get("name")
+            rest &= ~mine
+            asked.append((mine, c["slo"]))
+    out: dict[str, Array] = {}
+    for mine, wanted in [(rest, slo), *asked]:
+        for key, bound in wanted.items():
+            if key not in SLO_KEYS or not bound > 0:
+                hint = f"bounds in ms above 0 for {', '.join(SLO_KEYS)}"
+                raise UsageError(f"SLO {key}={bound} is not understood", hint)
+            out.setdefault(key, np.full(len(name), np.inf))[mine] = bound
+    return out
 
 
 def goodput(run: Run, slo: Mapping[str, float], w: Window | None = None, c: Content | None = None) -> Goodput:
@@ -86,7 +111,7 @@ def goodput(run: Run, slo: Mapping[str, float], w: Window | None = None, c: Cont
         requests_per_s=request_rate(run, w, good),
         effective_tokens_per_s=token_rate(run, c, w, good)[0],
         answer_tokens_per_s=token_rate(bare, only, w, good)[0],
-        uncertain=_uncertain(lat, slo),
+        uncertain=_uncertain(lat, bounds(run, slo)),
     )
 
 
@@ -111,7 +136,7 @@ def _answers_only(run: Run, c: Content, answers: Array) -> dict[str, Array]:
     return {"tokens_spread": np.where(answer, np.where(np.isnan(c.tokens), share, c.tokens), 0.0)}
 
 
-def _uncertain(lat: Latency, slo: Mapping[str, float]) -> int:
+def _uncertain(lat: Latency, slo: Mapping[str, Array]) -> int:
     either = np.zeros(len(lat.ids), dtype=bool)
     for key, low, high in (
         ("ttft_ms", lat.ttft_low_ms, lat.ttft_ms),
@@ -119,5 +144,5 @@ def _uncertain(lat: Latency, slo: Mapping[str, float]) -> int:
         ("tpot_ms", lat.tpot_low_ms, lat.tpot_high_ms),
     ):
         if key in slo:
-            either |= (low <= slo[key]) & ~(high <= slo[key])
+            either |= (low <= slo[key]) & ~(high <= slo[key]) & np.isfinite(slo[key])
     return int((either & lat.ok).sum())

@@ -185,7 +185,8 @@ def latency_summary(
         c: ``content(run)`` when the caller has it.
 
     Returns:
-        ``ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms`` (one value per request) and ``chunk_gap_ms, itl_ms`` (pooled;
+        ``first_byte_ms`` (headers complete), ``ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms`` (one value per request)
+        and ``chunk_gap_ms, itl_ms`` (pooled;
         itl is each gap divided by the tokens of its chunk, weighted by them). Where some values are intervals,
         ``bounds`` holds for each percentile and the mean certain bounds ``[lo, hi]``; the value itself is then computed
         with chunks of one read spread evenly over their interval (gaps, itl), at the latest arrival (ttft, e2e), or
@@ -194,7 +195,9 @@ def latency_summary(
     c = content(run) if c is None else c
     lat = per_request(run, c)
     ok = lat.ok if keep is None else lat.ok & keep
+    accepted = (run.requests["accepted_ns"] - lat.origin_ns) / NS_PER_MS
     out: dict[str, Any] = {
+        "first_byte_ms": summary(accepted[ok]),
         "ttft_ms": _with_bounds(lat.ttft_ms[ok], lat.ttft_low_ms[ok], lat.ttft_ms[ok]),
         "ttfa_ms": summary(lat.ttfa_ms[ok]),
         "e2e_ms": _with_bounds(lat.e2e_ms[ok], lat.e2e_low_ms[ok], lat.e2e_ms[ok]),
@@ -315,7 +318,7 @@ def _tokens(run: Run, row: Array, tokens: Array) -> tuple[Array, Array]:
     size = len(n)
     rest = n - np.bincount(row[~unknown], tokens[~unknown], size)
     missing = np.bincount(row[unknown], minlength=size).astype(np.float64)
-    stopped = np.array([r == "stop" for r in run.requests["finish_reason"]], dtype=bool)
+    stopped = np.array([r in ("stop", "completed") for r in run.requests["finish_reason"]], dtype=bool)
     one_each = (rest == missing) | ((rest == missing + 1) & stopped)
     exact: Array = np.where(unknown & one_each[row], 1.0, tokens)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -11,6 +11,7 @@ from whywait.analyze.counters import delta, gauge
 from whywait.analyze.goodput import answer_tokens, goodput
 from whywait.analyze.latency import Content, content, latency_summary, per_request
 from whywait.analyze.occupancy import device_account
+from whywait.analyze.offered import acceptance, errors, miscounted, offered
 from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
 from whywait.analyze.stats import Doubt, summary, t975
 from whywait.analyze.trust import doubts
@@ -40,12 +41,13 @@ def summarize(run: Run) -> dict[str, Any]:
 
     Keys: ``whywait_version, schema_version, definitions, made_by, partial, slo, points, knee, verdicts, doubts``;
     ``verdicts`` is left empty for the judge. Each point has ``point, label, mode, target, window``, the latency
-    summaries ``ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms, chunk_gap_ms, itl_ms`` (``stats.summary``), rates per second
-    of the window ``output_tokens_per_s`` (of ``ok`` requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s``
-    (of the others), ``peak_tokens_per_s, effective_tokens_per_s, answer_tokens_per_s, requests_per_s,
-    goodput_requests_per_s``, ``goodput_share`` of all due requests, ``counts`` by outcome, ``in_flight``, ``thinking``,
-    ``cached_share``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases`` and
-    ``occupancy``. Latencies are those of ``ok`` requests that began in the window; counts and shares are of all.
+    summaries ``first_byte_ms, ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms, chunk_gap_ms, itl_ms`` (``stats.summary``),
+    rates per second of the window ``output_tokens_per_s`` (of ``ok`` requests, with ``output_tokens_per_s_ci``),
+    ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s, effective_tokens_per_s, answer_tokens_per_s,
+    requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due requests, ``offered`` and ``errors`` (see
+    ``offered.py``), ``counts`` by outcome, ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``,
+    ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases`` and ``occupancy``. Latencies are
+    those of ``ok`` requests that began in the window; counts and shares are of all.
     """
     acc = account(run)
     points, by_point = [], []
@@ -87,6 +89,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     w, c = window_of(one), content(one)
     inside = starts_inside(one, w.start_ns, w.end_ns) if not w.whole else np.ones(len(one.requests), dtype=bool)
     latency, found = latency_summary(one, inside, c)
+    found += miscounted(one, c)
     ok = per_request(one, c).ok
     tokens, peak, missing = token_rate(one, c, w, ok)
     if missing:
@@ -124,10 +127,13 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "requests_per_s": request_rate(one, w, ok),
         "goodput_requests_per_s": good.requests_per_s,
         "goodput_share": good.share,
+        "offered": offered(one),
+        "errors": errors(one),
         "counts": {name: int((one.requests["outcome"] == i).sum()) for i, name in enumerate(OUTCOMES)},
         "in_flight": {"peak": top, "mean": mean},
         "thinking": _thinking(one, ok & inside),
         "cached_share": _cached(one),
+        "acceptance": acceptance(run, (w.start_ns, w.end_ns)),
         **_resources(run, one, w),
         "phases": phases,
         "occupancy": _occupancy(run, w),

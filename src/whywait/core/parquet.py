@@ -7,9 +7,9 @@ plain Parquet (zstd) that pyarrow, pandas, polars and DuckDB read.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import arro3.core as ac
 import arro3.io as aio
@@ -20,34 +20,110 @@ from numpy.typing import NDArray
 from whywait.core.columns import SCHEMA_VERSION, Column
 
 Array = NDArray[Any]
+READ_ROWS = 1 << 17
 
 
 def write(path: Path, spec: Sequence[Column], cols: Mapping[str, Array], n: int) -> None:
     """Write atomically: a reader sees the old file, or the whole new one."""
-    fields, arrays = [], []
-    for c in spec:
-        meta = {"unit": c.unit, "meaning": c.meaning}
-        kind = {"i64": ac.DataType.int64, "f64": ac.DataType.float64}.get(c.type, ac.DataType.string)()
-        fields.append(ac.Field(c.name, kind, nullable=c.nullable, metadata=meta))
-        arrays.append(_encode(c, cols[c.name], n))
-    schema = ac.Schema(fields, metadata={"whywait.schema_version": str(SCHEMA_VERSION)})
+    write_pieces(path, spec, [(cols, n)])
+
+
+def write_pieces(path: Path, spec: Sequence[Column], pieces: Iterable[tuple[Mapping[str, Array], int]]) -> int:
+    """The same, of a table that comes in pieces (columns, rows) and is never in memory whole. Returns its rows.
+
+    Raises:
+        OSError: the disk did not take it; nothing is left of what was written.
+    """
+    schema = ac.Schema([_field(c) for c in spec], metadata={"whywait.schema_version": str(SCHEMA_VERSION)})
+    feed = _Feed(schema, spec, pieces)
     tmp = path.with_name(path.name + ".tmp")
-    aio.write_parquet(ac.Table.from_arrays(arrays, schema=schema), str(tmp), compression="zstd(3)")
-    os.replace(tmp, path)
+    try:
+        with tmp.open("wb") as file:
+            out = _Out(file)
+            reader = ac.RecordBatchReader.from_batches(schema, iter(feed))
+            try:
+                aio.write_parquet(reader, out, compression="zstd(3)")
+            except Exception as exc:
+                raise feed.error or exc from None
+            if out.error is not None:
+                raise out.error
+        os.replace(tmp, path)
+    except BaseException:
+        tmp.unlink(missing_ok=True)
+        raise
+    return feed.rows
+
+
+class _Feed:
+    """Record batches, made when the writer asks for them. What goes wrong here reaches it as text only: it is kept."""
+
+    def __init__(self, schema: Any, spec: Sequence[Column], pieces: Iterable[tuple[Mapping[str, Array], int]]) -> None:
+        self._schema, self._spec, self._pieces = schema, spec, pieces
+        self.rows = 0
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            for cols, n in self._pieces:
+                arrays = [_encode(c, cols[c.name], n) for c in self._spec]
+                self.rows += n
+                yield ac.RecordBatch.from_arrays(arrays, schema=self._schema)
+        except BaseException as exc:
+            self.error = exc
+            raise
+
+
+class _Out:
+    """The file as the writer sees it, which panics when a disk is full: nothing ever fails there, we do so after it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as exc:
+                self.error = exc
+        return len(data)
+
+    def flush(self) -> None:
+        if self.error is None:
+            try:
+                self._file.flush()
+            except OSError as exc:
+                self.error = exc
+
+    def read(self, size: int = -1) -> bytes:
+        raise NotImplementedError  # the writer looks whether there is one; it never calls it
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 def read(path: Path, spec: Sequence[Column]) -> dict[str, Array]:
     """Columns of ``spec`` that the file has; a column the file lacks is left out (null to the caller)."""
     _check_ends(path)
+    parts: dict[str, list[Array]] = {}
     try:
-        table = aio.read_parquet(str(path)).read_all().combine_chunks()
+        reader = aio.read_parquet(str(path), batch_size=READ_ROWS)
+        have = set(reader.schema.names)
+        mine = [c for c in spec if c.name in have]
+        parts = {c.name: [] for c in mine}
+        for batch in reader:
+            for c in mine:
+                parts[c.name].append(_decode_one(c, batch.column(c.name)))
     except BaseException as exc:
         # The reader panics on some damage, and a panic is no Exception: it would pass every handler above.
         if type(exc).__name__ == "PanicException":
             raise ValueError(str(exc)) from exc
         raise
-    have = set(table.column_names)
-    return {c.name: _decode(c, table.column(c.name)) for c in spec if c.name in have}
+    # One column after another: only one is ever there twice.
+    return {c.name: _joined(c, parts.pop(c.name)) for c in mine}
 
 
 def _check_ends(path: Path) -> None:
@@ -59,6 +135,11 @@ def _check_ends(path: Path) -> None:
         tail = f.read(8)
     if head != b"PAR1" or tail[4:] != b"PAR1" or int.from_bytes(tail[:4], "little") > size - 12:
         raise ValueError("it does not begin and end as Parquet does")
+
+
+def _field(c: Column) -> Any:
+    kind = {"i64": ac.DataType.int64, "f64": ac.DataType.float64}.get(c.type, ac.DataType.string)()
+    return ac.Field(c.name, kind, nullable=c.nullable, metadata={"unit": c.unit, "meaning": c.meaning})
 
 
 def _encode(c: Column, col: Array, n: int) -> Any:
@@ -82,10 +163,10 @@ def _encode(c: Column, col: Array, n: int) -> Any:
     return ac.Array.from_arrow(na.c_array_from_buffers(kind, n, [valid, np.ascontiguousarray(col)]))
 
 
-def _decode(c: Column, chunked: Any) -> Array:
-    parts = [_decode_one(c, chunk) for chunk in chunked.chunks]
+def _joined(c: Column, parts: list[Array]) -> Array:
     if not parts:
-        return np.empty(0, dtype=object if c.type == "str" else np.float64 if c.nullable else np.int64)
+        kinds = {"str": object, "enum": np.int8, "f64": np.float64}
+        return np.empty(0, dtype=kinds.get(c.type, np.float64 if c.nullable else np.int64))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from whywait import __version__
 from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
+from whywait.core.secrets import clean
 from whywait.core.table import Table
 from whywait.errors import UsageError
 
@@ -35,6 +36,8 @@ class Manifest:
     clock: list[dict[str, Any]] = field(default_factory=list)
     client: dict[str, Any] = field(default_factory=dict)
     slo: dict[str, float] = field(default_factory=dict)
+    journey: dict[str, Any] = field(default_factory=dict)  # what was to be measured, enough to resume it; no secrets
+    halves: list[dict[str, Any]] = field(default_factory=list)  # of a resumed run: the runs it was put together from
     partial: bool = False
     partial_reason: str = ""
     doubts: list[dict[str, str]] = field(default_factory=list)
@@ -128,14 +131,42 @@ def _read_manifest(path: Path) -> Manifest:
 def write_json(path: Path, value: Any) -> None:
     """Atomic; keys keep their order; NaN is refused, since absent is null."""
     tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    tmp.write_text(clean(json.dumps(value, indent=2, allow_nan=False)) + "\n")
     os.replace(tmp, path)
+
+
+_TIMES = {
+    "points": ("start_ns", "end_ns", "steady_start_ns", "steady_end_ns"),
+    "requests": ("due_ns", "sent_ns", "accepted_ns", "first_ns", "first_answer_ns", "last_ns", "end_ns"),
+    "chunks": ("t_ns", "t_low_ns"),
+    "steps": ("t_ns",),
+    "readings": ("asked_ns", "answered_ns"),
+}
+
+
+def with_zero(run: Run, zero_unix_ns: int) -> Run:
+    """The same run told from another zero; spans of time (``connect_ns``, ``rtt_ns``, ``took_ns``) are no times."""
+    by = run.manifest.zero_unix_ns - zero_unix_ns
+    tables = {name: run.table(name) for name in TABLES}
+    moved = {name: t.replace(**{c: t[c] + by for c in _TIMES[name]}) for name, t in tables.items()} if by else tables
+    return Run(dataclasses.replace(run.manifest, zero_unix_ns=zero_unix_ns), **moved)
+
+
+def before_point(run: Run, number: int) -> Run:
+    """Only what belongs to the load points before ``number``."""
+    points = run.points.where(run.points["point"] < number)
+    requests = run.requests.where(run.requests["point"] < number)
+    chunks = run.chunks.where(np.isin(run.chunks["id"], requests["id"]))
+    end = int(points["end_ns"].max()) if len(points) else 0
+    steps, readings = run.steps, run.readings
+    return Run(run.manifest, points, requests, chunks, steps.where(steps["t_ns"] <= end),
+               readings.where(readings["asked_ns"] <= end))  # fmt: skip
 
 
 def concat(runs: list[Run]) -> Run:
     """The union of runs with one zero: shards of one run, or a run and its resumption. Request ids must not clash.
 
-    Points with the same number are one point: its planned requests add up and its times span both.
+    Points with the same number are one point: planned requests and targets add up, and its times span both.
     """
     zero = {r.manifest.zero_unix_ns for r in runs}
     if len(zero) > 1:
@@ -157,12 +188,18 @@ def concat(runs: list[Run]) -> Run:
     return Run(dataclasses.replace(m, doubts=doubts, clock=clock, partial=partial, partial_reason=reason), **tables)
 
 
+def together(a: float | None, b: float | None) -> float | None:
+    """The target of a point that shards share: requests in flight and rates add up."""
+    return None if a is None or b is None else round(a + b, 9)
+
+
 def _merge_points(points: Table) -> Table:
     rows: dict[int, dict[str, Any]] = {}
     for row in points.rows():
         have = rows.setdefault(row["point"], row)
         if have is not row:
             have["planned"] += row["planned"]
+            have["target"] = together(have["target"], row["target"])
             have["start_ns"] = min(have["start_ns"], row["start_ns"])
             have["end_ns"] = max(have["end_ns"], row["end_ns"])
             have["steady_start_ns"] = have["steady_end_ns"] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,40 @@ class Table:
             raise UsageError(
                 f"{path} is not a readable whywait table: {exc}", "was it cut short or written by something else?"
             ) from exc
+
+
+class Stored(Table):
+    """A table that lies in a Parquet file and is read when one of its columns is asked for. Its length is known."""
+
+    __slots__ = ("_loaded", "_rows", "path")
+
+    def __init__(self, name: str, path: Path, rows: int) -> None:
+        self.name, self.path, self._rows = name, path, rows
+        self._loaded: dict[str, Array] | None = None
+
+    @classmethod
+    def write(cls, name: str, path: Path, pieces: Iterable[tuple[Mapping[str, Array], int]]) -> Stored:
+        """Write a table that is never in memory whole; see :func:`whywait.core.parquet.write_pieces`."""
+        from whywait.core.parquet import write_pieces
+
+        return cls(name, path, write_pieces(path, TABLES[name], pieces))
+
+    @property
+    def _cols(self) -> dict[str, Array]:  # type: ignore[override]
+        if self._loaded is None:
+            self._loaded = Table.load(self.name, self.path)._cols
+        return self._loaded
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def save(self, path: Path) -> None:
+        """Where it lies already there is nothing to write; elsewhere it is copied, unread."""
+        if path.resolve() == self.path.resolve():
+            return
+        tmp = path.with_name(path.name + ".tmp")
+        shutil.copyfile(self.path, tmp)
+        os.replace(tmp, path)
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -12,8 +12,8 @@ from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.load.stub import StubProcess
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
+from whywait.net.dialect import chat_body
 from whywait.net.endpoint import parse_url
-from whywait.net.wire import chat_body
 from whywait.units import NS_PER_MS, NS_PER_S
 
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
-import numpy as np
 import orjson
 
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.schedule import Workload
 from whywait.engines import EngineTable, detect
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, WhywaitError, WrongModel
-from whywait.load.prompts import Prompter
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
+from whywait.net.dialect import request_body
 from whywait.net.endpoint import Endpoint, get, post, raise_for
-from whywait.net.wire import chat_body, completion_body
 from whywait.units import NS_PER_S
+
+REDIRECTS = (301, 302, 303, 307, 308)
+MAX_REDIRECTS = 5
 
 
 @dataclass(frozen=True)
@@ -35,24 +37,28 @@ class Target:
     metrics_url: str | None = None
     slots_url: str | None = None
     limits: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)  # the user's own body fields
     notes: tuple[dict[str, str], ...] = ()
 
-    def options(self, workload: Workload, stream: bool, unique: str = "whywait") -> dict[str, Any]:
-        """Body fields of a request under this workload; ``unique`` keeps a cold one apart from all others."""
+    def options(
+        self, workload: Workload, stream: bool, unique: str = "whywait", shares: bool = False
+    ) -> dict[str, Any]:
+        """Body fields of a request under this workload; ``unique`` keeps a cold one apart from all others. One that
+        ``shares`` its beginning with others of the run keeps the cache, under the name they have in common."""
         out: dict[str, Any] = {"stream": stream, "temperature": workload.temperature}
         if stream:
             out["stream_options"] = {"include_usage": True}
         if self.engine is not None:
             out.update(self.engine.extra_body)
             if workload.cache == "cold":
-                out.update({k: unique if v == "{unique}" else v for k, v in self.engine.no_cache_body.items()})
+                switches = {k: unique if v == "{unique}" else v for k, v in self.engine.no_cache_body.items()}
+                out.update({k: v for k, v in switches.items() if v == unique or not shares})
             if workload.ignore_eos and self.engine.ignore_eos:
                 out["ignore_eos"] = True
-        return out
+        return {**out, **self.extra}
 
     def body(self, prompt: str, max_tokens: int, options: dict[str, Any]) -> bytes:
-        make = chat_body if self.endpoint.dialect == "chat" else completion_body
-        return make(self.model, prompt, max_tokens, options)
+        return request_body(self.endpoint.dialect, self.model, prompt, max_tokens, options)
 
 
 def find(endpoint: Endpoint, model: str | None) -> Target:
@@ -61,7 +67,7 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
     Raises:
         Unreachable, Unauthorized, NotAnEndpoint, WrongModel: see ``whywait.errors``.
     """
-    status, headers, body = get(endpoint, f"{endpoint.base}/models", timeout_s=10)
+    endpoint, (status, headers, body) = _listing(endpoint)
     raise_for_auth(status, endpoint)
     models, listing = _models(body) if status == 200 else ((), None)
     if status == 200 and listing is None and b"<html" in body[:2000].lower():
@@ -72,14 +78,52 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
     text = metrics.decode("utf-8", "replace") if metrics else None
     engine = detect(text, headers, listing)
     target = Target(endpoint, _choose(model, models, endpoint), models, engine)
-    root = f"{endpoint.scheme}://{endpoint.netloc}{endpoint.root}"
     if text and engine is not None:
-        target = dataclasses.replace(target, metrics_url=root + engine.metrics_path)
+        target = dataclasses.replace(target, metrics_url=endpoint.page(endpoint.root + engine.metrics_path))
     else:
         why = "no /metrics page" if not text else "its /metrics page is of no engine whywait knows"
         what = engine.flags.get("metrics", "") if engine else ""
         target = _note(target, "engine metrics are not readable", why, f"start it with {what}" if what else "")
-    return _limits(target, root, listing)
+    return _limits(target, listing)
+
+
+def _listing(endpoint: Endpoint) -> tuple[Endpoint, tuple[int, dict[str, str], bytes]]:
+    """The list of models, and the endpoint whose it is: a redirect to another path of the same server is followed.
+
+    Raises:
+        NotAnEndpoint: the redirect leads elsewhere. It is named and not followed: the key is not for others.
+    """
+    for _ in range(MAX_REDIRECTS):
+        answer = get(endpoint, f"{endpoint.base}/models", timeout_s=10)
+        if answer[0] not in REDIRECTS:
+            return endpoint, answer
+        to = urljoin(endpoint.page(f"{endpoint.base}/models"), answer[1].get("location", ""))
+        parts = urlsplit(to)
+        same = to.startswith(endpoint.page("/")) and not endpoint.unix
+        path = parts.path.rstrip("/")
+        if not same or not path.endswith("/models") or path == f"{endpoint.base}/models":
+            where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.removesuffix('/models')}"
+            raise NotAnEndpoint(f"{endpoint.url} redirects to {where}", f"give that URL if it is the service: {where}")
+        endpoint = dataclasses.replace(endpoint, base=path.removesuffix("/models"))
+    raise NotAnEndpoint(f"{endpoint.url} redirects without end", "give the API's base URL")
+
+
+def aloud(endpoint: Endpoint) -> list[dict[str, str]]:
+    """What about the way to the service makes the figures, or the user, less safe: said before anything is sent."""
+    reach, found = endpoint.reach, []
+    if reach.insecure and endpoint.scheme == "https":
+        what = "the service's certificate is not checked (--insecure)"
+        found.append((what, "whoever answers gets the key and the prompts", "give its authority with --ca"))
+    if endpoint.unix:
+        why = "a Unix socket has no kernel receive stamps"
+        found.append(("times are by the client's own clock", why, "measure over TCP"))
+    if endpoint.proxy:
+        why = f"{endpoint.proxy.name} is between us and the service, and its delays are in the times"
+        found.append(("everything goes through a proxy", why, "give --proxy none if there is a way around it"))
+    if reach.lenient_eof:
+        why = "an answer cut short cannot be told from a whole one"
+        found.append(("streams that just end count as ok (--lenient-eof)", why, "leave --lenient-eof out"))
+    return [{"what": what, "why": why, "next": next_} for what, why, next_ in found]
 
 
 def raise_for_auth(status: int, endpoint: Endpoint) -> None:
@@ -110,6 +154,10 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
         raise Unreachable(f"{where} refuses connections ({detail})", "is the service running on that port?")
     if status in (401, 403):
         raise Unauthorized(f"{where} answers {status}", "set WHYWAIT_API_KEY or give --api-key-file")
+    if status in REDIRECTS:
+        raise NotAnEndpoint(
+            f"{where} answers {status} to {target.endpoint.path}: a redirect", "give the URL it leads to"
+        )
     if status == 404:
         known = f"it serves {', '.join(target.models[:5])}" if target.models else "check the URL's path and --model"
         raise WrongModel(
@@ -121,26 +169,6 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
         raise NotAnEndpoint(f"{where}: the stream {detail}", "a proxy may cut it; --no-stream avoids streaming")
     said = _words_of(target, body, workload.timeout_s) if outcome == "http_error" else ""
     raise ServiceError(f"{where}: the first request failed: {outcome} ({detail}){said}", "see the service's log")
-
-
-def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
-    """Learn from six one-token requests how many tokens the service counts per word, so that lengths come out right.
-
-    They are about as long as the workload's own prompts, and half as long.
-    """
-    seen: list[tuple[int, int]] = []
-    usual = max(24, min(2000, round(float(np.mean([c.prompt_tokens.a for c in workload.classes])) / prompter.per_word)))
-    for words in (usual // 2, usual // 2 + 1, usual, usual + 1, usual + 2, usual + 3):
-        options = target.options(workload, stream=False)
-        body = target.body(prompter.words(10_000_000 + words, words), 1, options)
-        count = ask_once(target, body, False, workload.timeout_s).get("prompt_tokens")
-        if count:
-            seen.append((words, count))
-    if len(seen) < 6:
-        doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
-                 "next": "compare with the service's own logs"}  # fmt: skip
-        return prompter, [doubt]
-    return Prompter.fit(prompter, seen), []
 
 
 def _words_of(target: Target, body: bytes, timeout_s: float) -> str:
@@ -213,7 +241,7 @@ def _page(endpoint: Endpoint, path: str) -> bytes | None:
     return body if status == 200 else None
 
 
-def _limits(target: Target, root: str, listing: Any) -> Target:
+def _limits(target: Target, listing: Any) -> Target:
     """What the engine says of itself. llama.cpp: slots and context from /props, the model's size from /v1/models."""
     limits: dict[str, Any] = {}
     for entry in (listing or {}).get("data", ()):
@@ -234,7 +262,8 @@ def _limits(target: Target, root: str, listing: Any) -> Target:
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
             pass
         if _page(target.endpoint, target.engine.slots_path):
-            target = dataclasses.replace(target, slots_url=root + target.engine.slots_path)
+            at = target.endpoint
+            target = dataclasses.replace(target, slots_url=at.page(at.root + target.engine.slots_path))
     return dataclasses.replace(target, limits=limits)
 
 

@@ -3,100 +3,112 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-# Written for whywait. Short factual sentences in plain English; whole sentences are drawn, so text stays natural and
-# the number of tokens per word is steady.
-SENTENCES = tuple(
-    s.strip()
-    for s in """
-The harbour opens at six and the first boats leave before the fog has lifted.
-A good index makes a slow query fast, but every write has to pay for it.
-Rain fell on the northern slopes for nine days and the river rose by two metres.
-The committee read the report twice and sent it back with eleven questions.
-Copper carries heat well, which is why the old kettles boil so quickly.
-She kept the letters in a tin box under the stairs, sorted by year and by hand.
-When the queue is full the server answers with an error instead of waiting.
-The library closes early on Fridays, except during the weeks before examinations.
-Bees find their way home by the sun even when clouds cover most of the sky.
-Each train carries about four hundred passengers and stops at every village.
-The experiment failed because nobody had noticed that the clock was running late.
-Bread made with cold dough takes longer, but the crust is thinner and the taste deeper.
-A bridge must carry its own weight before it can carry anything else.
-The market sells apples, onions, old books and, on some mornings, live geese.
-Two engineers measured the same pipe and wrote down different numbers.
-In winter the ferry runs once a day and the islanders plan around it.
-The painter mixed her blues from three powders and would not say which.
-Most failures begin with a small change that seemed too simple to test.
-The valley was once a lake, and fish bones still turn up under the plough.
-He repaired watches for forty years and never owned one that kept time.
-A cache that is slightly too small can be worse than no cache at all.
-The orchestra tuned for a long time while the audience looked for its seats.
-Clay from the southern bank is red, and the houses there are red as well.
-The patient slept well, ate a little, and asked for the window to be opened.
-Trade between the two towns stopped when the road over the pass was closed.
-The first version was slow, the second was wrong, and the third is still in use.
-Wind from the east brings dust, and dust finds its way into every bearing.
-The teacher drew a circle, divided it into seven parts, and asked which was largest.
-Old maps show the coast further out, before the storms took the lighthouse.
-The contract runs for five years and may be ended by either side in writing.
-""".strip().splitlines()
-)
+from whywait.load.corpus import USUAL, texts, units
 
-ASKS = (
-    "Explain what the text above says, point by point, and add what you think is missing.",
-    "Write a longer story that begins where the text above ends.",
-    "List the facts in the text above and say for each how one could check it.",
-    "Rewrite the text above for a reader who has never seen any of it.",
-)
+LEAST_TOKENS_PER_UNIT = 0.2  # below this the service's counts do not follow the length of the prompt
+WARM_PROMPTS = 8
 
 
-LEAST_TOKENS_PER_WORD = 0.2  # below this the service's counts do not follow the length of the prompt
+@dataclass(frozen=True)
+class Fit:
+    """How a service counts a language: tokens per unit (a word; in Chinese a character), and those it adds to any."""
+
+    overhead: float = 12.0
+    per_unit: float = 1.3
+
+    def units(self, tokens: float) -> int:
+        return max(1, round((tokens - self.overhead) / self.per_unit))
+
+    def refit(self, seen: Sequence[tuple[int, int]]) -> Fit:
+        """Fitted to (units, tokens) pairs as the service counted them (least squares); as it is where they tell
+        nothing: too few, of one length, or counts that do not follow the length."""
+        if len(seen) < 2:
+            return self
+        n, tokens = (np.array(x, dtype=float) for x in zip(*seen, strict=True))
+        if np.ptp(n) == 0:
+            return self
+        slope, overhead = np.polyfit(n, tokens, 1)
+        if slope < LEAST_TOKENS_PER_UNIT:
+            return self
+        # The line must meet the longer prompts exactly: those are the ones that will be sent.
+        overhead = float((tokens - slope * n)[n >= np.median(n)].mean())
+        return Fit(overhead, float(slope))
 
 
 @dataclass(frozen=True)
 class Prompter:
-    """Makes prompts of a wanted token length by the service's own count.
+    """Makes the texts of prompts. How long they come out the service's own counts tell: see ``load/calibrate.py``.
 
-    ``overhead`` (tokens) and ``per_word`` (tokens per word) come from two calibrating requests; before them a usual
-    English ratio is assumed. ``cache``: ``cold`` begins every prompt with a salt of its own, so no prefix is shared;
+    ``fits`` are by language; before calibrating, usual ratios are assumed. Each further message costs ``per_message``
+    tokens. ``exact`` holds how many units the prompt of a request (by id) needs, where that was found out one by one.
+    ``cache``: ``cold`` begins every prompt, or session, with a salt of its own, so no prefix is shared but those meant;
     ``warm`` repeats eight prompts; ``natural`` draws freely without a salt.
     """
 
     seed: int = 1
     cache: str = "cold"
     salt: str = ""
-    overhead: float = 12.0
-    per_word: float = 1.3
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+    per_message: float = 4.0
+    exact: Mapping[int, int] = field(default_factory=dict)
 
-    def text(self, number: int, tokens: int) -> str:
-        """Prompt ``number`` with about ``tokens`` tokens as the service counts them, template included."""
-        return self.words(number, max(1, round((tokens - self.overhead) / self.per_word)))
+    def fit(self, language: str) -> Fit:
+        return self.fits.get(language) or Fit(per_unit=USUAL[language])
 
-    def words(self, number: int, words: int) -> str:
-        """Prompt ``number`` with exactly ``words`` words, the question included; shorter ones are cut from its end."""
-        if self.cache == "warm":
-            number %= 8
-        rng = random.Random(f"{self.seed}/{number}")
+    def language(self, number: int, languages: Sequence[str]) -> str:
+        """That of request or session ``number``: one of ``languages``, evenly."""
+        if len(languages) == 1:
+            return languages[0]
+        return random.Random(f"{self.seed}/language/{self._kind(number)}").choice(languages)
+
+    def turn(self, number: int, turn: int, length: int, language: str = "en", tool: bool = False) -> str:
+        """What turn ``turn`` of session ``number`` says, in exactly ``length`` units: salt, text and a question; short
+        ones are cut from its end. A longer one is a shorter one with more text before the question."""
+        number = self._kind(number)
+        corpus = texts(language)
+        key = f"{self.seed}/{number}/{turn}" if turn else f"{self.seed}/{number}"
+        head: list[str] = list(units("Tool result:", "en")) if tool else []
+        if self.cache == "cold" and not turn:
+            head.append(self._salt(f"{self.seed}/{number}"))
+        ask = corpus.asks[(number + turn) % len(corpus.asks)]
+        body = self._fill(random.Random(key), length - len(head) - len(ask), language)
+        return _joined([*head[: max(1, length - len(ask))], *body, *ask][:length])
+
+    def answer(self, number: int, turn: int, length: int, language: str = "en") -> str:
+        """What stands in a history for the answer to that turn: text of ours, since outputs are not kept."""
+        rng = random.Random(f"{self.seed}/{self._kind(number)}/{turn}/answer")
+        return _joined(self._fill(rng, length, language))
+
+    def system(self, group: int, length: int, language: str = "en") -> str:
+        """The shared beginning ``group``: any two of one group are equal as far as the shorter goes."""
+        head = [self._salt(f"{self.seed}/group/{group}")] if self.cache == "cold" else []
+        return _joined([*head, *self._fill(random.Random(f"{self.seed}/group/{group}"), length, language)][:length])
+
+    def blocks(self, names: Sequence[int], lengths: Sequence[int], language: str = "en") -> str:
+        """Text made of named pieces: equal names (and lengths) are equal text."""
+        out = [self._salt(f"{self.seed}/blocks")] if self.cache == "cold" else []
+        for name, length in zip(names, lengths, strict=True):
+            out += self._fill(random.Random(f"{self.seed}/block/{name}"), length, language)
+        return _joined(out)
+
+    def _kind(self, number: int) -> int:
+        return number % WARM_PROMPTS if self.cache == "warm" else number
+
+    def _salt(self, key: str) -> str:
+        return f"{random.Random(f'{self.salt}/{key}').getrandbits(30):08x}: "
+
+    def _fill(self, rng: random.Random, length: int, language: str) -> list[str]:
+        sentences = texts(language).sentences
         out: list[str] = []
-        if self.cache == "cold":
-            out.append(f"{random.Random(f'{self.salt}/{self.seed}/{number}').getrandbits(30):08x}:")
-        tail = ASKS[number % len(ASKS)].split()
-        while len(out) + len(tail) < words:
-            out.extend(rng.choice(SENTENCES).split())
-        return " ".join((out[: max(1, words - len(tail))] + tail)[:words])
+        while len(out) < length:
+            out.extend(rng.choice(sentences))
+        return out[: max(0, length)]
 
-    @classmethod
-    def fit(cls, base: Prompter, seen: list[tuple[int, int]]) -> Prompter:
-        """With overhead and ratio fitted to (words, tokens) pairs as the service counted them (least squares)."""
-        words, tokens = (np.array(x, dtype=float) for x in zip(*seen, strict=True))
-        if np.ptp(words) == 0:
-            return base
-        slope, overhead = np.polyfit(words, tokens, 1)
-        if slope < LEAST_TOKENS_PER_WORD:
-            return base
-        # The line must meet the longer prompts exactly: those are the ones that will be sent.
-        overhead = float((tokens - slope * words)[words >= np.median(words)].mean())
-        return cls(base.seed, base.cache, base.salt, overhead, float(slope))
+
+def _joined(parts: Sequence[str]) -> str:
+    return "".join(parts).rstrip()

@@ -11,9 +11,12 @@ import orjson
 from whywait.units import NS_PER_MS
 
 STAMP = 10**18  # any number of as many digits as a nanosecond of CLOCK_REALTIME has until the year 2286
-CUTS = ("error_event", "truncate", "reset")  # happen after k tokens, by default half of them
+CUTS = ("error_event", "error_hold", "truncate", "reset")  # happen after k tokens, by default half of them
 FAULTS = (*CUTS, "no_done", "no_usage", "usage_null_choices", "empty", "hang", "html", "wrong_model", "coalesce",
-          "split", "close_delimited")  # fmt: skip
+          "split", "close_delimited", "hold", "miscount")  # fmt: skip
+
+PROMPTS = {"chat": "messages", "completions": "prompt", "responses": "input"}
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Options:
     model: str = "stub"
     strict_model: bool = False  # refuse other model names, as vLLM does; llama.cpp does not
     seed: int = 0
+    prefix_cache: int = 0  # words in a block of its prefix cache; 0: it has none
     fault_every: int = 1  # the plan's fault befalls each n-th request
     api_key: str = ""
     tls_cert: str = ""
@@ -90,7 +94,7 @@ class Ask:
     """One generation request, understood."""
 
     plan: Plan
-    chat: bool
+    dialect: str
     model: str
     stream: bool
     usage: bool
@@ -101,6 +105,11 @@ class Ask:
     finish: str
     fault: str
     number: int | None  # the fault's own number
+    text: str = ""  # the prompt, where it is one text
+
+    @property
+    def chat(self) -> bool:
+        return self.dialect == "chat"
 
     @property
     def ttft_ns(self) -> int:
@@ -130,17 +139,17 @@ def parse_fault(text: str) -> tuple[str, int | None]:
     return name, int(number) if number else None
 
 
-def read_ask(raw: bytes, chat: bool, base: Plan, model: str) -> Ask:
+def read_ask(raw: bytes, dialect: str, base: Plan, model: str) -> Ask:
     """The request body, or ValueError with what is wrong with it."""
     body = orjson.loads(raw)
-    prompt = "messages" if chat else "prompt"
+    prompt = PROMPTS[dialect]
     if not isinstance(body, dict) or prompt not in body:
         raise ValueError(f"body.{prompt}: field required")
     own = body.get("stub") or {}
     options = body.get("stream_options") or {}
     try:
         plan = base.overridden(own)
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        limit = next((body[k] for k in LIMITS if body.get(k)), None)
         limit = None if limit is None else int(limit)
         usage, usage_each = (bool(options.get(key)) for key in ("include_usage", "continuous_usage_stats"))
     except (TypeError, AttributeError) as exc:
@@ -157,7 +166,7 @@ def read_ask(raw: bytes, chat: bool, base: Plan, model: str) -> Ask:
         tokens = min(tokens, tokens // 2 if number is None else number)
     return Ask(
         plan=plan,
-        chat=chat,
+        dialect=dialect,
         model=str(body.get("model") or model),
         stream=bool(body.get("stream")),
         usage=usage and fault != "no_usage",
@@ -168,7 +177,14 @@ def read_ask(raw: bytes, chat: bool, base: Plan, model: str) -> Ask:
         finish=finish,
         fault=fault,
         number=number,
+        text=_text(body[prompt]),
     )
+
+
+def _text(prompt: Any) -> str:
+    if isinstance(prompt, list):
+        return " ".join(str(m.get("content", "")) for m in prompt if isinstance(m, Mapping))
+    return str(prompt)
 
 
 class Writer:
@@ -176,7 +192,7 @@ class Writer:
     time, tokens so far. All have a fixed width, so the length of the HTTP chunk around them is known beforehand."""
 
     def __init__(self, ask: Ask, serial: int, created: int) -> None:
-        self.ask = ask
+        self.ask, self.serial = ask, serial
         kind = "chat.completion" if ask.chat else "text_completion"
         self._base = {
             "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{serial}",
@@ -224,10 +240,11 @@ class Writer:
 
     def usage(self) -> dict[str, Any]:
         ask, plan = self.ask, self.ask.plan
+        tokens = ask.tokens + ((ask.number or 1) if ask.fault == "miscount" else 0)
         return {
             "prompt_tokens": ask.prompt_tokens,
-            "completion_tokens": ask.tokens,
-            "total_tokens": ask.prompt_tokens + ask.tokens,
+            "completion_tokens": tokens,
+            "total_tokens": ask.prompt_tokens + tokens,
             "prompt_tokens_details": {"cached_tokens": min(plan.cached_tokens, ask.prompt_tokens)},
             "completion_tokens_details": {"reasoning_tokens": min(plan.reasoning_tokens, ask.tokens)},
         }

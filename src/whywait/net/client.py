@@ -18,10 +18,11 @@ from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.recorder import chunk_meta
 from whywait.net import stamps
 from whywait.net.clock import Clock
-from whywait.net.conn import READ_SIZE, Conn
+from whywait.net.conn import READ_SIZE, Conn, ProxyError
+from whywait.net.dialect import ROLE
 from whywait.net.endpoint import Endpoint
 from whywait.net.outcome import facts_of
-from whywait.net.wire import ROLE, Response, WireError, request_bytes
+from whywait.net.wire import Response, WireError, request_bytes
 from whywait.units import NS_PER_MS
 
 BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 48, 8_000, 1_600_000
@@ -58,7 +59,7 @@ class Flight:
         "last", "prev", "response", "retrans", "sent",
     )  # fmt: skip
 
-    def __init__(self, call: Call, now: int) -> None:
+    def __init__(self, call: Call, now: int, endpoint: Endpoint) -> None:
         self.call = call
         self.sent = now
         self.deadline = now + call.timeout_ns
@@ -67,7 +68,7 @@ class Flight:
         self.retrans: int | None = None
         self.first_tokens: int | None = None
         self.chunks = 0
-        self.response = Response(call.stream, call.tap)
+        self.response = Response(call.stream, call.tap, endpoint.dialect, endpoint.reach.lenient_eof)
         self.accepted = self.first = self.answer = self.last = self.done_ns = -1
         self.prev = now
 
@@ -91,7 +92,7 @@ class Client:
         self._finished: list[tuple[int, int]] = []
         self._view = memoryview(bytearray(READ_SIZE))
         self._tls = endpoint.tls()
-        self._headers = endpoint.headers()
+        self._target, self._headers = endpoint.target, endpoint.headers()
         self._woke = 0
 
     def warm(self, n: int) -> None:
@@ -99,13 +100,16 @@ class Client:
         for _ in range(n - len(self._conns)):
             self._open(self.clock.now())
         limit = self.clock.now() + 2_000 * NS_PER_MS
-        while any(c.state in ("connecting", "handshake") for c in self._conns.values()) and self.clock.now() < limit:
+        while (
+            any(c.state in ("connecting", "tunnel", "handshake") for c in self._conns.values())
+            and self.clock.now() < limit
+        ):
             self.poll(NS_PER_MS * 20)
 
     def send(self, call: Call) -> None:
         """Send now. Lateness against ``due_ns`` is recorded, never hidden."""
         now = self.clock.now()
-        flight = Flight(call, now)
+        flight = Flight(call, now, self.endpoint)
         self.in_flight += 1
         self.send_lag.add(now - call.due_ns)
         self.recorder.event(Sent(call.id, now))
@@ -185,7 +189,7 @@ class Client:
     def _start(self, conn: Conn, flight: Flight) -> None:
         conn.state = "busy"
         try:
-            conn.send(request_bytes(self.endpoint.path, self.endpoint.netloc, flight.call.body, self._headers))
+            conn.send(request_bytes(self._target, self.endpoint.netloc, flight.call.body, self._headers))
         except OSError as exc:
             self._lost(conn, exc)
 
@@ -215,6 +219,8 @@ class Client:
         if n > 0 and flight is not None:
             if data:
                 self._read(conn, flight, (data, n, kernel), behind, woke)
+            if conn.ended and conn.state != "closed":
+                self._eof(conn)
         elif n == 0:
             self._eof(conn)
 
@@ -252,7 +258,7 @@ class Client:
         flight.prev = t
         if response.complete:
             self._finish(conn, flight, t)
-        elif response.saw_done and flight.done_ns < 0:
+        elif response.answer.over and flight.done_ns < 0:
             flight.done_ns = t
             self._at(now + DONE_GRACE_NS, conn, flight)
 
@@ -345,6 +351,8 @@ class Client:
         flight = conn.flight
         if flight is None:
             self._drop(conn)
+        elif isinstance(exc, ProxyError):
+            self._fail(conn, "refused", "network", str(exc.strerror))
         elif isinstance(exc, ssl.SSLError):
             self._fail(conn, "protocol", "service", f"TLS: {exc.reason or type(exc).__name__}")
         elif not conn.fresh and not flight.response.started and flight.attempt == 1:
@@ -368,6 +376,8 @@ class Client:
             if conn.flight is not flight:
                 continue
             if flight.done_ns >= 0:
-                self._finish(conn, flight, flight.done_ns, closed=True)  # [DONE] came; the connection was held open
+                self._finish(conn, flight, flight.done_ns, closed=True)  # all was said; the connection was held open
+            elif now >= flight.deadline and flight.response.answer.finished:
+                self._finish(conn, flight, flight.prev, closed=True)  # a finish reason came, and then nothing
             elif now >= flight.deadline:
                 self._fail(conn, "timeout", "service", f"no end within {flight.call.timeout_ns / 1e9:g} s")

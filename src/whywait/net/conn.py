@@ -13,33 +13,43 @@ from whywait.net.endpoint import Endpoint
 if TYPE_CHECKING:
     from whywait.net.client import Flight
 
+MAX_TUNNEL = 1 << 16
 READ_SIZE = 256 * 1024  # at least 64 KB: in smaller reads every piece would carry the last packet's stamp
 
 
-class Conn:
-    """``state``: connecting → (handshake →) idle ⇄ busy → closed. Socket and TLS errors are raised to the caller."""
+class ProxyError(OSError):
+    """The proxy does not let us through."""
 
-    __slots__ = ("_incoming", "_outgoing", "_poller", "_tls", "flight", "fresh", "kernel", "opened", "out", "sock",
-                 "state")  # fmt: skip
+
+class Conn:
+    """``state``: connecting → (tunnel →) (handshake →) idle ⇄ busy → closed. Socket and TLS errors are raised to the
+    caller. ``ended``: the peer said goodbye inside TLS; the connection itself may stay open."""
+
+    __slots__ = ("_failed", "_incoming", "_outgoing", "_poller", "_proxy_said", "_tls", "_tunnel", "ended", "flight",
+                 "fresh", "kernel", "opened", "out", "sock", "state")  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, poller: stamps.Poller, now: int) -> None:
         family, address = endpoint.address
         self.sock = socket.socket(family, socket.SOCK_STREAM)
         self.sock.setblocking(False)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.kernel = stamps.enable(self.sock)
+        self.kernel = False
+        if not endpoint.unix:  # a Unix socket has neither delays nor stamps
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.kernel = stamps.enable(self.sock)
         self.state = "connecting"
         self.flight: Flight | None = None
         self.fresh = True  # no response has come over it yet
         self.opened = now
         self.out = b""
+        self.ended = False
+        self._tunnel, self._proxy_said = endpoint.tunnel(), b""
         self._poller = poller
         self._tls: ssl.SSLObject | None = None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         if tls is not None:
             self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=endpoint.host)
-        code = self.sock.connect_ex(address)
-        if code not in (0, errno.EINPROGRESS):
+        self._failed = self.sock.connect_ex(address)
+        if self._failed not in (0, errno.EINPROGRESS):
             self.state = "broken"
         poller.add(self.sock, write=True)
 
@@ -52,9 +62,14 @@ class Conn:
         if self.state in ("connecting", "broken"):
             code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code or self.state == "broken":
-                raise OSError(code or errno.ECONNREFUSED, "connect failed")
-            self.state = "handshake"
-            self._handshake()
+                raise OSError(code or self._failed, "connect failed")
+            if self._tunnel:
+                self.state, self.out = "tunnel", self._tunnel
+                self._flush()
+                self._poller.change(self.sock, write=bool(self.out))
+            else:
+                self.state = "handshake"
+                self._handshake()
         elif self.out:
             self._flush()
 
@@ -76,6 +91,9 @@ class Conn:
             return view[:n], n, kernel
         if n == 0:
             return b"", 0, kernel
+        if self.state == "tunnel":
+            self._through(bytes(view[:n]))
+            return b"", n, kernel
         self._incoming.write(view[:n])
         if self.state == "handshake":
             self._handshake()
@@ -95,6 +113,25 @@ class Conn:
         if self.out or before is not self.out:
             self._poller.change(self.sock, write=bool(self.out))
 
+    def _through(self, data: bytes) -> None:
+        """The proxy's answer to CONNECT; what follows its head is the service's.
+
+        Raises:
+            ProxyError: it is a no, or no HTTP.
+        """
+        self._proxy_said += data
+        head, end, rest = self._proxy_said.partition(b"\r\n\r\n")
+        if not end and len(self._proxy_said) <= MAX_TUNNEL:
+            return
+        words = head.split(b"\r\n", 1)[0].split()
+        said = words[1].decode("latin-1") if len(words) > 1 and words[0].startswith(b"HTTP/1.") else ""
+        if not end or not (len(said) == 3 and said.startswith("2")):
+            what = f"answers {said}" if said.isdigit() and len(said) == 3 else "does not speak HTTP"
+            raise ProxyError(errno.ECONNREFUSED, f"the proxy {what}")
+        self._incoming.write(rest)
+        self.state = "handshake"
+        self._handshake()
+
     def _handshake(self) -> None:
         if self._tls is not None:
             try:
@@ -113,7 +150,11 @@ class Conn:
         assert self._tls is not None
         parts = []
         try:
-            while self.state != "handshake" and (piece := self._tls.read(READ_SIZE)):
+            while self.state != "handshake":
+                piece = self._tls.read(READ_SIZE)
+                if not piece:
+                    self.ended = True
+                    break
                 parts.append(piece)
         except ssl.SSLWantReadError:
             pass

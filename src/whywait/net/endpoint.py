@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import socket
 import ssl
@@ -15,36 +14,52 @@ from urllib.parse import urlsplit
 
 from whywait import __version__
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError
+from whywait.net.dialect import PATHS
+from whywait.net.reach import Proxy, Reach, is_loopback, open_page, proxy_for, split_unix
 
 USER_AGENT = f"whywait/{__version__}"
+PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One OpenAI-compatible base URL, resolved. ``api_key`` never appears in repr, logs or a Run."""
+    """One OpenAI-compatible base URL, resolved. ``api_key`` never appears in repr, logs or a Run.
+
+    ``address`` is where the client connects: the service's own, its Unix socket's, or the proxy's.
+    """
 
     scheme: str
     host: str
     port: int
     base: str
-    address: tuple[int, tuple[Any, ...]]
+    address: tuple[int, tuple[Any, ...] | str]
     dialect: str = "chat"
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 300.0
+    reach: Reach = field(default_factory=Reach)
+    proxy: Proxy | None = None
 
     @property
     def path(self) -> str:
-        return f"{self.base}/{'chat/completions' if self.dialect == 'chat' else 'completions'}"
+        return f"{self.base}/{PATHS[self.dialect]}"
+
+    @property
+    def target(self) -> str:
+        """What the request line names: the path, or to a proxy the whole URL."""
+        return f"http://{self.netloc}{self.path}" if self.proxy and self.scheme == "http" else self.path
 
     @property
     def netloc(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        default = {"http": 80, "https": 443}[self.scheme]
-        return host if self.port == default else f"{host}:{self.port}"
+        return host if self.port == PORTS.get(self.scheme, self.port) else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://{self.netloc}{self.base}"
+        return self.page(self.base)
+
+    def page(self, path: str) -> str:
+        """The URL of a page of this server."""
+        return f"unix://{self.address[1]}:{path}" if self.unix else f"{self.scheme}://{self.netloc}{path}"
 
     @property
     def root(self) -> str:
@@ -52,26 +67,58 @@ class Endpoint:
         return self.base.removesuffix("/v1")
 
     @property
+    def unix(self) -> bool:
+        return self.scheme == "unix"
+
+    @property
     def loopback(self) -> bool:
-        return ipaddress.ip_address(str(self.address[1][0]).split("%")[0]).is_loopback
+        if self.unix:
+            return True
+        here = is_loopback(str(self.address[1][0]))
+        return here and (self.proxy is None or is_loopback(self.host))
 
     def headers(self) -> dict[str, str]:
+        """Of the measured request; what the user gave wins."""
         out = {"User-Agent": USER_AGENT, "Accept": "text/event-stream, application/json"}
         if self.api_key:
             out["Authorization"] = f"Bearer {self.api_key}"
+        given = dict(self.reach.headers)
+        named = {name.lower() for name in given}
+        out = {name: value for name, value in out.items() if name.lower() not in named} | given
+        if self.proxy and self.scheme == "http":
+            out |= self.proxy.headers()
         return out
 
+    def tunnel(self) -> bytes:
+        """What opens the way through a proxy to a TLS service; empty when there is none to open."""
+        if self.proxy is None or self.scheme != "https":
+            return b""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"CONNECT {host}:{self.port} HTTP/1.1", f"Host: {host}:{self.port}", f"User-Agent: {USER_AGENT}"]
+        lines += [f"{name}: {value}" for name, value in self.proxy.headers().items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
     def tls(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context() if self.scheme == "https" else None
+        return self.reach.tls() if self.scheme == "https" else None
 
 
-def parse_url(url: str, dialect: str = "chat", api_key: str | None = None, timeout_s: float = 300.0) -> Endpoint:
-    """``http(s)://host[:port][/base]`` → Endpoint; the base defaults to ``/v1``; a full …/chat/completions is cut back.
+def parse_url(
+    url: str, dialect: str = "chat", api_key: str | None = None, timeout_s: float = 300.0, reach: Reach | None = None
+) -> Endpoint:
+    """``http(s)://host[:port][/base]`` or ``unix:///socket[:/base]`` → Endpoint.
+
+    The base defaults to ``/v1``; a full …/chat/completions is cut back.
 
     Raises:
-        UsageError: not such a URL.
+        UsageError: not such a URL, or ``reach`` names what cannot be used.
         Unreachable: the host name does not resolve.
     """
+    reach = reach or Reach()
+    if url.startswith("unix:"):
+        socket_path, path = split_unix(url)
+        base, dialect = _base(path, dialect)
+        address: tuple[int, tuple[Any, ...] | str] = (socket.AF_UNIX, socket_path)
+        return Endpoint("unix", "localhost", 0, base, address, dialect, api_key, timeout_s, reach)
     if "://" not in url:
         url = "http://" + url
     try:
@@ -79,23 +126,34 @@ def parse_url(url: str, dialect: str = "chat", api_key: str | None = None, timeo
         port = parts.port
     except ValueError as exc:
         raise UsageError(f"{url!r} is not a URL: {exc}", "use http://host:port") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is not an http:// or https:// URL", "use http://host:port")
     if parts.username or parts.password:
         raise UsageError("a URL must not carry a password", "give the key by --api-key-file or WHYWAIT_API_KEY")
-    base = parts.path.rstrip("/")
-    for tail, named in (("/chat/completions", "chat"), ("/completions", "completions")):
-        if base.endswith(tail):
-            base, dialect = base.removesuffix(tail), named
-            break
-    base = base or "/v1"
-    port = port or {"http": 80, "https": 443}[parts.scheme]
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise UsageError(f"{url!r} is not an http:// or https:// URL", "use http://host:port")
+    base, dialect = _base(parts.path, dialect)
+    port = port or PORTS[parts.scheme]
+    proxy = proxy_for(reach, parts.scheme, parts.hostname, port)
+    address = _resolve(proxy.host, proxy.port) if proxy else _resolve(parts.hostname, port)
+    return Endpoint(
+        parts.scheme, parts.hostname, port, base, address, dialect, api_key, timeout_s, reach, proxy
+    )  # fmt: skip
+
+
+def _base(path: str, dialect: str) -> tuple[str, str]:
+    base = path.rstrip("/")
+    for named, tail in PATHS.items():  # chat/completions comes before completions
+        if base.endswith("/" + tail):
+            return base.removesuffix("/" + tail) or "/v1", named
+    return base or "/v1", dialect
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     try:
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        raise Unreachable(f"the host name {parts.hostname!r} does not resolve", "check the URL") from None
+        raise Unreachable(f"the host name {host!r} does not resolve", "check the URL") from None
     family, _, _, _, address = _best(found)
-    return Endpoint(parts.scheme, parts.hostname, port, base, (family, address), dialect, api_key, timeout_s)
+    return family, address
 
 
 def _best(found: Sequence[tuple[Any, Any, int, str, tuple[Any, ...]]]) -> tuple[Any, Any, int, str, tuple[Any, ...]]:
@@ -148,18 +206,13 @@ def post(endpoint: Endpoint, path: str, body: bytes, timeout_s: float) -> tuple[
 def _call(
     endpoint: Endpoint, method: str, path: str, body: bytes | None, timeout_s: float
 ) -> tuple[int, dict[str, str], bytes]:
-    host = str(endpoint.address[1][0])
-    tls = endpoint.tls()
-    conn: http.client.HTTPConnection
-    if tls is None:
-        conn = http.client.HTTPConnection(host, endpoint.port, timeout=timeout_s)
-    else:
-        conn = http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_s, context=tls)
-    headers = {**endpoint.headers(), "Host": endpoint.netloc, "Accept": "*/*"}
+    conn, target, extra = open_page(endpoint.page(path), endpoint.reach, timeout_s)
+    headers = {**endpoint.headers(), **extra, "Host": endpoint.netloc}
+    headers = {name: value for name, value in headers.items() if name != "Accept"} | {"Accept": "*/*"}
     if body is not None:
         headers["Content-Type"] = "application/json"
     try:
-        conn.request(method, path, body=body, headers=headers)
+        conn.request(method, target, body=body, headers=headers)
         answer = conn.getresponse()
         data = answer.read(8 << 20)
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data

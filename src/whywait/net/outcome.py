@@ -2,71 +2,102 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import orjson
+
+from whywait.net.dialect import count
 from whywait.net.wire import Response
+
+# What an error's type and code look like. Anything else might be a message, and messages echo prompts.
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,60}", re.ASCII)
+_WAIT = re.compile(r"[A-Za-z0-9,: .+-]{1,40}", re.ASCII)  # seconds, or a date
 
 
 def facts_of(response: Response, chunks: int) -> dict[str, Any]:
     """Columns of the requests table that the response itself decides. ``chunks``: content chunks seen."""
-    if response.status and not response.stream:
-        response.read_whole()
+    answer = response.answer
+    if response.status == 200 and not response.stream:
+        answer.whole(bytes(response.body))
     outcome, fault, detail = _outcome(response, chunks)
     out: dict[str, Any] = {"outcome": outcome, "fault": fault, "detail": detail, "status": response.status or None,
-                           "finish_reason": response.finish_reason, "trace_id": response.request_id}  # fmt: skip
-    out.update(_usage(response.usage), **_stages(response.timings, response.metrics))
-    if out.get("output_tokens") is None and isinstance(response.timings.get("predicted_n"), int):
-        out["output_tokens"] = response.timings["predicted_n"]
+                           "finish_reason": answer.finish_reason, "trace_id": answer.request_id}  # fmt: skip
+    out.update(_usage(answer.usage), **_stages(answer.timings, answer.metrics))
+    if out.get("output_tokens") is None:
+        out["output_tokens"] = count(answer.timings.get("predicted_n"))
     return out
 
 
 def _outcome(r: Response, chunks: int) -> tuple[str, str, str | None]:
     if r.status in (429, 503):
-        wait = r.headers.get("retry-after")
-        return "shed", "service", f"{r.status}, Retry-After {wait}" if wait else str(r.status)
+        wait = r.headers.get("retry-after", "")
+        return "shed", "service", f"{r.status}, Retry-After {wait}" if _WAIT.fullmatch(wait) else str(r.status)
     if r.status != 200:
-        return "http_error", "user" if 400 <= r.status < 500 else "service", f"{r.status} {_error_type(r)}".strip()
-    if r.error is not None:
-        return "inband_error", "service", _code_of(r.error) or "error event"
+        # A redirect is the user's: the URL given is not where the service is.
+        fault = "user" if 300 <= r.status < 500 else "service"
+        return "http_error", fault, f"{r.status} {_error_type(r)}".strip()
+    if r.answer.error is not None:
+        return "inband_error", "service", _code_of(r.answer.error) or "error event"
     if r.not_sse:
-        kind = r.headers.get("content-type", "no content type").split(";")[0][:60]
-        return "protocol", "service", f"{kind} instead of an event stream"
-    if r.finish_reason or r.saw_done:
+        return "protocol", "service", f"{_kind(r) or 'no content type'} instead of an event stream"
+    if not r.stream and r.complete:
+        return ("ok", "none", None) if r.answer.parsed else ("protocol", "service", f"{_kind(r)} that is no answer")
+    if r.answer.finished:
         return "ok", "none", None
-    return "truncated", "service", f"ended after {chunks} chunks without finish_reason or [DONE]"
+    if r.lenient and r.complete and chunks:
+        return "ok", "none", "neither finish_reason nor [DONE], taken for an end (--lenient-eof)"
+    if r.stream:
+        return "truncated", "service", f"ended after {chunks} chunks without finish_reason or [DONE]"
+    return "truncated", "service", "the answer is cut short"
+
+
+def _kind(r: Response) -> str:
+    kind = r.headers.get("content-type", "").split(";")[0].strip()[:60]
+    return kind if _NAME.fullmatch(kind) else ""
 
 
 def _error_type(r: Response) -> str:
-    """Type or code of an error body, never its message: messages echo prompts."""
-    import orjson
-
+    """Type or code of an error body, never its message; of one that is not JSON its media type."""
     try:
         obj = orjson.loads(bytes(r.body))
     except orjson.JSONDecodeError:
-        return ""
+        return _kind(r) if r.body and "json" not in _kind(r) else ""
     error = obj.get("error", obj) if isinstance(obj, dict) else None
-    return _code_of(error) if isinstance(error, dict) else ""
+    if isinstance(error, dict):
+        return _code_of(error)
+    return _code_of({"type": obj.get("error_type")}) if isinstance(obj, dict) else ""
 
 
 def _code_of(error: dict[str, Any]) -> str:
-    parts = [str(error[k]) for k in ("type", "code") if isinstance(error.get(k), (str, int)) and error[k] != ""]
-    return " ".join(p for p in parts if len(p) <= 60 and p.isprintable())
+    parts = [str(error[k]) for k in ("type", "code") if isinstance(error.get(k), (str, int))]
+    return " ".join(p for p in parts if _NAME.fullmatch(p))
 
 
-def _count(source: dict[str, Any], *path: str) -> int | None:
-    value: Any = source
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, int) and value >= 0 else None
+def _first(source: dict[str, Any], *names: str) -> int | None:
+    """The first count found under one of these names, a dot leading into an object."""
+    for name in names:
+        value: Any = source
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if (found := count(value)) is not None:
+            return found
+    return None
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "prompt_tokens": _count(usage, "prompt_tokens"),
-        "output_tokens": _count(usage, "completion_tokens"),
-        "reasoning_tokens": _count(usage, "completion_tokens_details", "reasoning_tokens"),
-        "cached_tokens": _count(usage, "prompt_tokens_details", "cached_tokens"),
-    }
+    prompt = _first(usage, "prompt_tokens", "input_tokens")
+    output = _first(usage, "completion_tokens", "output_tokens")
+    thought = _first(usage, "completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
+                     "reasoning_tokens")  # fmt: skip
+    cached = _first(usage, "prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens",
+                    "prompt_cache_hit_tokens")  # fmt: skip
+    if output is not None and thought and prompt is not None:
+        if _first(usage, "total_tokens") == prompt + output + thought:
+            output += thought  # it counts its thoughts beside its answer; ours are a part of the output
+        elif thought > output:
+            thought = None  # a part that is larger than the whole says nothing
+    return {"prompt_tokens": prompt, "output_tokens": output, "reasoning_tokens": thought, "cached_tokens": cached}
 
 
 def _stages(timings: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +108,7 @@ def _stages(timings: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
 
     def number(source: dict[str, Any], key: str) -> float | None:
         v = source.get(key)
-        return float(v) if isinstance(v, (int, float)) and v >= 0 else None
+        return float(v) if isinstance(v, (int, float)) and 0 <= v < 1e15 else None
 
     if metrics:
         return {
@@ -88,5 +119,5 @@ def _stages(timings: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         "engine_prefill_ms": number(timings, "prompt_ms"),
         "engine_decode_ms": number(timings, "predicted_ms"),
-        "engine_prefill_tokens": _count(timings, "prompt_n"),
+        "engine_prefill_tokens": count(timings.get("prompt_n")),
     }

@@ -1,20 +1,18 @@
-"""Request bodies out, HTTP and SSE bytes in. No I/O and no clock: bytes are fed, facts come out."""
+"""HTTP and SSE bytes in, request bytes out. No I/O and no clock: bytes are fed, facts come out."""
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import httptools
-import orjson
 
-from whywait.core.columns import KINDS
+from whywait.net.coding import CodingError, inflater
+from whywait.net.dialect import ANSWERS, Answer, Tap
 
-ROLE, REASONING, ANSWER, TOOL = (KINDS.index(k) for k in ("role", "reasoning", "answer", "tool"))
+MAX_HEAD = 1 << 20
 MAX_EVENT = 16 << 20
 MAX_BODY = 64 << 20
+OURS = "a fault of whywait's own"
 
 
 class WireError(Exception):
@@ -24,10 +22,11 @@ class WireError(Exception):
 class SseParser:
     """Server-sent events by the WHATWG grammar: LF, CRLF or CR lines, comments, multi-line data, BOM, any split."""
 
-    __slots__ = ("_buf", "_data", "_event", "_first", "_skip_lf")
+    __slots__ = ("_data", "_event", "_first", "_parts", "_size", "_skip_lf")
 
     def __init__(self) -> None:
-        self._buf = b""
+        self._parts: list[bytes] = []  # of a line whose end has not come; joined once, so that long lines stay linear
+        self._size = 0  # bytes held: those parts and the data of the event so far
         self._data: list[bytes] = []
         self._event = b""
         self._first = True
@@ -35,7 +34,7 @@ class SseParser:
 
     def feed(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         """Complete events in ``piece`` and what was pending, as (event type, data); the type is b'' when not named."""
-        pending = self._buf or self._data or self._first or self._skip_lf or self._event
+        pending = self._parts or self._data or self._first or self._skip_lf or self._event
         if not pending and piece.startswith(b"data: ") and piece.endswith(b"\n\n") and b"\r" not in piece:
             body = piece[6:-2]
             if b"\n" not in body:  # the usual case by far: one whole event of one data line
@@ -43,10 +42,17 @@ class SseParser:
         return self._slow(piece)
 
     def _slow(self, piece: bytes) -> list[tuple[bytes, bytes]]:
-        buf = self._buf + piece
-        if self._first and buf:
+        if not piece:
+            return []
+        if not (self._first or self._skip_lf) and b"\n" not in piece and b"\r" not in piece:
+            self._hold(piece)
+            return []
+        buf = b"".join((*self._parts, piece))
+        self._size -= len(buf) - len(piece)
+        self._parts.clear()
+        if self._first:
             if len(buf) < 3 and b"\xef\xbb\xbf".startswith(buf):
-                self._buf = buf
+                self._hold(buf)
                 return []
             self._first = False
             buf = buf.removeprefix(b"\xef\xbb\xbf")
@@ -54,100 +60,119 @@ class SseParser:
             buf = buf.removeprefix(b"\n")
             self._skip_lf = False
         if b"\r" in buf:
-            if buf.endswith(b"\r"):
-                self._skip_lf = True
+            self._skip_lf = buf.endswith(b"\r")
             buf = buf.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = buf.split(b"\n")
-        self._buf = lines.pop()
-        if len(self._buf) > MAX_EVENT:
-            raise WireError(f"a stream line is longer than {MAX_EVENT} bytes")
+        rest = lines.pop()
+        out = self._lines(lines)
+        if rest:
+            self._hold(rest)
+        return out
+
+    def _lines(self, lines: list[bytes]) -> list[tuple[bytes, bytes]]:
         out: list[tuple[bytes, bytes]] = []
         for line in lines:
             if not line:
                 if self._data:
                     out.append((self._event, b"\n".join(self._data)))
-                self._data, self._event = [], b""
+                self._data, self._event, self._size = [], b"", 0
                 continue
             name, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
             if name == b"data":
                 self._data.append(value)
+                self._grow(len(value) + 64)  # the list costs too, where the lines are empty
             elif name == b"event":
                 self._event = value
         return out
 
+    def _hold(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._grow(len(part))
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_EVENT:
+            raise WireError(f"an event of the stream is longer than {MAX_EVENT} bytes")
+
     def flush(self) -> list[tuple[bytes, bytes]]:
         """The stream ended: an event whose closing blank line never came counts (some servers leave it out)."""
-        return self._slow(b"\n\n") if self._buf or self._data else []
+        if not (self._parts or self._data):
+            return []
+        self._skip_lf = False
+        return self._slow(b"\n\n")
 
 
 class Response:
     """One HTTP response as it arrives: status, headers, the stream's events, and how it ended.
 
-    ``events`` holds (kind, tokens) of each stream event since the caller last cleared it, where tokens is None when
-    the service does not say. Everything else is a running summary. ``tap`` sees every object that has choices.
+    ``answer`` is what the service says in it (see ``net.dialect``), ``events`` its list of events.
     """
 
-    def __init__(self, stream: bool, tap: Callable[[dict[str, Any]], None] | None = None) -> None:
+    __slots__ = (
+        "_head", "_inflate", "_parser", "_sse", "answer", "body", "complete", "events", "headers", "headers_done",
+        "keep_alive", "lenient", "not_sse", "started", "status", "stream",
+    )  # fmt: skip
+
+    def __init__(self, stream: bool, tap: Tap | None = None, dialect: str = "chat", lenient: bool = False) -> None:
         self.stream = stream
-        self._tap = tap
+        self.lenient = lenient  # a stream that just ends, ends well
         self.status = 0
         self.headers: dict[str, str] = {}
         self.headers_done = False
         self.complete = False
         self.keep_alive = False
-        self.events: list[tuple[int, int | None]] = []
         self.started = False  # any byte came
-        self.saw_done = False
-        self.finish_reason: str | None = None
-        self.error: dict[str, Any] | None = None
-        self.usage: dict[str, Any] = {}
-        self.timings: dict[str, Any] = {}
-        self.metrics: dict[str, Any] = {}
-        self.request_id: str | None = None
         self.not_sse = False
         self.body = bytearray()
-        self.bad_events = 0
+        self.answer: Answer = ANSWERS[dialect](tap)
+        self.events = self.answer.events
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sse = SseParser()
-        self._gzip: Any = None
-        self._predicted = 0
-        self._usage_tokens = 0
+        self._inflate: Any = None
+        self._head = 0
 
     # httptools callbacks
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self.headers_done:  # else it is a trailer
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        if 100 <= self.status < 200:
+        if self.complete:
+            self.keep_alive = False  # an answer nobody asked for
             return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            self.headers.clear()
+            return
+        self.status = status
         self.headers_done = True
-        kind = self.headers.get("content-type", "")
+        kind = self.headers.get("content-type", "").lower()
         self.not_sse = self.stream and "text/event-stream" not in kind
-        coding = self.headers.get("content-encoding", "")
-        if coding in ("gzip", "deflate"):
-            self._gzip = zlib.decompressobj(47 if coding == "gzip" else 15)
+        self._inflate = inflater(self.headers.get("content-encoding", ""))
 
     def on_body(self, data: bytes) -> None:
-        if self._gzip is not None:
-            data = self._gzip.decompress(data, MAX_BODY)
+        if self.complete:
+            return
+        if self._inflate is not None:
+            data = self._inflate.feed(data)
         if self.status != 200 or not self.stream or self.not_sse:
             if len(self.body) + len(data) > MAX_BODY:
                 raise WireError(f"the body is longer than {MAX_BODY} bytes")
             self.body += data
             return
         for name, event in self._sse.feed(data):
-            self._read_event(name, event)
+            self.answer.event(name, event)
 
     def on_message_complete(self) -> None:
-        if self.headers_done:
+        if self.headers_done and not self.complete:
             self.keep_alive = bool(self._parser.should_keep_alive())  # the parser forgets it with the message
             self._end()
 
     def _end(self) -> None:
         for name, event in self._sse.flush():
-            self._read_event(name, event)
+            self.answer.event(name, event)
         self.complete = True
 
     def feed(self, data: memoryview | bytes) -> None:
@@ -157,110 +182,36 @@ class Response:
             WireError: not HTTP, or past a size limit.
         """
         self.started = True
+        if not self.headers_done:
+            self._head += len(data)
+            if self._head > MAX_HEAD and self._head > len(data):
+                raise WireError(f"the headers are longer than {MAX_HEAD} bytes")
+        was_complete = self.complete
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise WireError("the service wants another protocol (Upgrade)") from None
         except httptools.HttpParserCallbackError as exc:
             cause = exc.__context__
-            raise WireError(str(cause or exc)) from None
+            if isinstance(cause, (WireError, CodingError)):
+                raise WireError(str(cause)) from None
+            if cause is not None and not isinstance(cause, Exception):
+                raise cause from None  # Ctrl-C
+            raise WireError(f"{OURS}: {cause or exc!r}") from cause
         except httptools.HttpParserError as exc:
-            raise WireError(f"not HTTP: {exc}") from None
-        except zlib.error as exc:
-            raise WireError(f"broken compression: {exc}") from None
+            if not self.complete:
+                raise WireError(f"not HTTP: {exc}") from None
+            self.keep_alive = False  # the answer is whole; what follows it is the connection's problem
+        if was_complete:
+            self.keep_alive = False
 
     def eof(self) -> bool:
         """The peer closed. True when that is a legal end of this response (a close-delimited body)."""
-        if self.complete:
-            return True
-        delimited = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
-        if self.headers_done and not delimited:
-            self._end()
+        if not self.complete and self.headers_done:
+            coding = self.headers.get("transfer-encoding", "").lower()
+            if "content-length" not in self.headers and "chunked" not in coding:
+                self._end()
         return self.complete
-
-    def _read_event(self, name: bytes, data: bytes) -> None:
-        if data == b"[DONE]":
-            self.saw_done = True
-            return
-        try:
-            obj = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            try:  # orjson is strict about lone surrogates; the standard library is not
-                obj = json.loads(data.decode("utf-8", "replace"))
-            except ValueError:
-                self.bad_events += 1
-                return
-        if not isinstance(obj, dict):
-            self.bad_events += 1
-            return
-        error = obj.get("error")
-        if error or name == b"error":
-            self.error = error if isinstance(error, dict) else {"message": str(error or obj)}
-            return
-        self._read_object(obj)
-
-    def _read_object(self, obj: dict[str, Any]) -> None:
-        choices = obj.get("choices")
-        usage = obj.get("usage")
-        timings = obj.get("timings")
-        if usage:
-            self.usage = usage
-        if timings:
-            self.timings = timings
-        if "metrics" in obj and isinstance(obj["metrics"], dict):
-            self.metrics = obj["metrics"]
-        if self.request_id is None:
-            self.request_id = obj.get("id")
-        if not choices:
-            return
-        choice = choices[0]
-        if choice.get("finish_reason"):
-            self.finish_reason = choice["finish_reason"]
-        delta = choice.get("delta")
-        if delta is None:
-            delta = choice
-            content = choice.get("text")
-        else:
-            content = delta.get("content")
-        if content:
-            kind = ANSWER
-        elif delta.get("reasoning_content") or delta.get("reasoning"):
-            kind = REASONING
-        elif delta.get("tool_calls"):
-            kind = TOOL
-        else:
-            kind = ROLE
-        if self._tap is not None:
-            self._tap(obj)
-        self.events.append((kind, self._tokens(kind, choice, usage, timings)))
-
-    def _tokens(self, kind: int, choice: dict[str, Any], usage: Any, timings: Any) -> int | None:
-        """Tokens in this event, by whichever running count the service sends; None when it sends none."""
-        ids = choice.get("token_ids")
-        if isinstance(ids, list):
-            return len(ids)
-        if usage and isinstance(usage.get("completion_tokens"), int):
-            before, self._usage_tokens = self._usage_tokens, usage["completion_tokens"]
-            return max(0, self._usage_tokens - before)
-        if timings and isinstance(timings.get("predicted_n"), int) and kind != ROLE:
-            before, self._predicted = self._predicted, timings["predicted_n"]
-            return max(0, self._predicted - before)
-        return None
-
-    def read_whole(self) -> None:
-        """Take the facts of a non-streaming body; anything that is not the expected JSON becomes ``error``."""
-        try:
-            obj = orjson.loads(bytes(self.body))
-        except orjson.JSONDecodeError:
-            return
-        if isinstance(obj, dict):
-            error = obj.get("error")
-            if error:
-                self.error = error if isinstance(error, dict) else {"message": str(error)}
-            else:
-                for choice in obj.get("choices") or []:
-                    choice.setdefault("delta", choice.get("message"))
-                self._read_object(obj)
 
 
 def request_bytes(path: str, host: str, body: bytes, headers: dict[str, str]) -> bytes:
@@ -271,15 +222,3 @@ def request_bytes(path: str, host: str, body: bytes, headers: dict[str, str]) ->
         f"Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
     )
     return head.encode("latin-1") + body
-
-
-def chat_body(model: str, prompt: str, max_tokens: int, options: dict[str, Any]) -> bytes:
-    """Body for /v1/chat/completions; ``options`` are merged last (temperature, stream, ignore_eos …)."""
-    return orjson.dumps(
-        {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **options}
-    )
-
-
-def completion_body(model: str, prompt: str, max_tokens: int, options: dict[str, Any]) -> bytes:
-    """Body for /v1/completions."""
-    return orjson.dumps({"model": model, "prompt": prompt, "max_tokens": max_tokens, **options})

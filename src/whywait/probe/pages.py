@@ -6,13 +6,13 @@ import http.client
 import socket
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import orjson
 
 from whywait import __version__
 from whywait.engines import by_name, detect
 from whywait.engines.llama_cpp import slot_gauges
+from whywait.net.reach import Reach, open_page
 from whywait.probe import Row
 from whywait.probe.prometheus import PageReader
 
@@ -22,12 +22,10 @@ MAX_BYTES = 32 << 20
 class Fetcher:
     """GETs one URL over a kept connection. ``get`` gives the body, or None; then ``why`` says what went wrong."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
-        parts = urlsplit(url)
-        self._https = parts.scheme == "https"
-        self._host, self._port = parts.hostname or "", parts.port
-        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._headers = {"User-Agent": f"whywait/{__version__}", **headers}
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float, reach: Reach | None = None) -> None:
+        self._url, self._reach, self._path = url, reach or Reach(), "/"
+        self._own = {"User-Agent": f"whywait/{__version__}", **headers}
+        self._headers: dict[str, str] = {}
         self._timeout = timeout_s
         self._connection: http.client.HTTPConnection | None = None
         self.why = ""
@@ -77,12 +75,10 @@ class Fetcher:
         return bytes(body)
 
     def _new(self) -> http.client.HTTPConnection:
-        if self._https:
-            import ssl
-
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        connection, self._path, given = open_page(self._url, self._reach, self._timeout)
+        named = {name.lower() for name in given}
+        self._headers = {name: value for name, value in self._own.items() if name.lower() not in named} | given
+        return connection
 
     def _set_timeout(self, connection: http.client.HTTPConnection, end: float) -> None:
         """The timeout is for the whole page, not for every read: a trickling server must not hold us up."""
@@ -98,11 +94,8 @@ class Fetcher:
 class MetricsPage:
     """``/metrics`` of one replica under canonical names. The engine is found from the first page when not told."""
 
-    def __init__(
-        self, name: str, url: str, headers: Mapping[str, str], timeout_s: float, engine: str | None = None
-    ) -> None:
-        self.name = name
-        self._fetcher = Fetcher(url, headers, timeout_s)
+    def __init__(self, name: str, fetcher: Fetcher, engine: str | None = None) -> None:
+        self.name, self._fetcher = name, fetcher
         table = by_name(engine)
         self._reader = PageReader(table) if table else None
 
@@ -128,11 +121,8 @@ class SlotsPage:
     """``/slots`` of llama.cpp. Once the slots were seen to hold more than one slot's context, they are known to be
     separate."""
 
-    def __init__(
-        self, name: str, url: str, headers: Mapping[str, str], timeout_s: float, unified: bool | None = None
-    ) -> None:
-        self.name = name
-        self._fetcher = Fetcher(url, headers, timeout_s)
+    def __init__(self, name: str, fetcher: Fetcher, unified: bool | None = None) -> None:
+        self.name, self._fetcher = name, fetcher
         self._unified = unified
 
     @property

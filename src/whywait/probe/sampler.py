@@ -30,10 +30,12 @@ from typing import Any, Protocol
 
 import orjson
 
+from whywait.core.secrets import hide_header
 from whywait.errors import InternalError, UsageError
 from whywait.net.clock import Clock
+from whywait.net.reach import Reach
 from whywait.probe import Row
-from whywait.probe.pages import MetricsPage, SlotsPage
+from whywait.probe.pages import Fetcher, MetricsPage, SlotsPage
 from whywait.probe.prometheus import label_json
 from whywait.probe.spool import Spool, Thinner, read_spool
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -46,8 +48,9 @@ READY = b"ready\n"
 
 @dataclass(frozen=True)
 class Config:
-    """``pids`` maps a group (``engine``, ``client``) to process numbers; their children are found. ``api_key_env`` and
-    ``headers_env`` name environment variables: secrets are never in a configuration or on a command line.
+    """``pids`` maps a group (``engine``, ``client``) to process numbers; their children are found. ``api_key_env``,
+    ``headers_env`` and ``reach_env`` (a :class:`whywait.net.reach.Reach` as JSON) name environment variables: secrets
+    are never in a configuration or on a command line.
     ``kv_unified`` is for llama.cpp, see :func:`whywait.engines.llama_cpp.slot_gauges`."""
 
     zero_unix_ns: int
@@ -62,6 +65,7 @@ class Config:
     gpu: bool = True
     api_key_env: str | None = None
     headers_env: Mapping[str, str] = field(default_factory=dict)
+    reach_env: str | None = None
     cpus: tuple[int, ...] = ()
     timeout_s: float = 2.0
 
@@ -87,6 +91,8 @@ class Config:
         out = {name: os.environ[var] for name, var in self.headers_env.items() if var in os.environ}
         if self.api_key_env and os.environ.get(self.api_key_env):
             out["Authorization"] = f"Bearer {os.environ[self.api_key_env]}"
+        for name, value in out.items():
+            hide_header(name, value)
         return out
 
 
@@ -194,13 +200,15 @@ class _Groups:
 
 
 def _sources(config: Config) -> list[Source]:
-    headers = config.headers()
+    headers, reach = config.headers(), Reach.from_json(os.environ.get(config.reach_env or "", "{}"))
+    for name, value in reach.headers:
+        hide_header(name, value)
     out: list[Source] = [
-        MetricsPage(f"metrics/{i}", url, headers, config.timeout_s, config.engine)
+        MetricsPage(f"metrics/{i}", Fetcher(url, headers, config.timeout_s, reach), config.engine)
         for i, url in enumerate(config.metrics_urls)
     ]
     if config.slots_url:
-        out.append(SlotsPage("slots/0", config.slots_url, headers, config.timeout_s, config.kv_unified))
+        out.append(SlotsPage("slots/0", Fetcher(config.slots_url, headers, config.timeout_s, reach), config.kv_unified))
     if config.host and sys.platform.startswith("linux"):  # elsewhere there is nothing to read: not a lost probe
         from whywait.probe.host import System
 
@@ -267,9 +275,9 @@ class SamplerProcess:
     rows = sampler.rows
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, env: Mapping[str, str] | None = None) -> None:
         self.config = config
-        self.rows: list[dict[str, Any]] = []
+        self._env = {**os.environ, **(env or {})}  # what ``*_env`` of the configuration name, beside our own
         self.complaint = ""  # what it said on stderr; a doubt when not empty
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -279,6 +287,11 @@ class SamplerProcess:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What it has written so far, read from disk: a long run's readings are not kept in memory as rows."""
+        return read_spool(self.config.spool)
 
     @property
     def pid(self) -> int | None:
@@ -292,7 +305,7 @@ class SamplerProcess:
         """
         command = [sys.executable, "-m", "whywait.probe.sampler"]
         pipe = subprocess.PIPE
-        process = self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=self._env)
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -310,8 +323,8 @@ class SamplerProcess:
             self._process.stdin.write(orjson.dumps({"pids": {group: pids}}, option=orjson.OPT_APPEND_NEWLINE))
             self._process.stdin.flush()
 
-    def stop(self) -> list[dict[str, Any]]:
-        """End it (gently, then not) and give everything it wrote. Also when it was killed before. Idempotent."""
+    def stop(self) -> None:
+        """End it (gently, then not); ``complaint`` says what went wrong, a death before its time too. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             try:
@@ -320,8 +333,8 @@ class SamplerProcess:
                 process.kill()
                 _, err = process.communicate()
             self.complaint = err.decode(errors="replace").strip()
-            self.rows = read_spool(self.config.spool)
-        return self.rows
+            if process.returncode and not self.complaint:
+                self.complaint = f"it ended before its time (exit code {process.returncode})"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from whywait.core.secrets import clean_bytes
 from whywait.probe import Row
 from whywait.units import NS_PER_S
 
@@ -32,6 +33,7 @@ class Spool:
             orjson.dumps((asked, answered, source, name, labels, value), option=orjson.OPT_APPEND_NEWLINE)
             for name, labels, value in rows
         )
+        out = clean_bytes(out)
         with self._lock:
             if self._open:
                 os.write(self._fd, out)

@@ -36,6 +36,7 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     for v in verdicts:
         _verdict(out, v)
     _tables(out, summary)
+    _errors(out, points=summary["points"])
     _doubts(out, summary["doubts"])
     if summary["partial"]:
         out.print(Text("PARTIAL: this run was cut short; what was measured is kept.", style="bold yellow"))
@@ -106,6 +107,9 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
         for q in ("p50", "p95"):
             rows.append((f"{name} {q}", _quantile(key, q)))
     rows += [
+        ("sent late, p99", lambda p: ms(p["offered"]["lag_ms"]["p99"])),
+        ("requests sent/s", lambda p: number(p["offered"]["sent_per_s"]) if p["mode"] != "concurrency" else "–"),
+        ("speculation accepted", lambda p: percent(p["acceptance"])),
         ("in flight, mean", lambda p: number(p["in_flight"]["mean"])),
         ("engine queue, mean", lambda p: number(p["queue"])),
         ("KV space in use", lambda p: percent(p["kv_use"])),
@@ -157,6 +161,19 @@ def _device(key: str) -> Callable[[dict[str, Any]], str]:
         return "–" if share is None or share < 0.0005 else percent(share)
 
     return cell
+
+
+def _errors(out: Console, points: list[dict[str, Any]]) -> None:
+    """What went wrong, of all points together."""
+    found: dict[tuple[str, ...], int] = {}
+    for e in (e for p in points for e in p["errors"]):
+        key = (e["outcome"], str(e["status"] or ""), e["detail"], e["fault"])
+        found[key] = found.get(key, 0) + e["n"]
+    if found:
+        out.print(Text("\nerrors", style="bold"))
+    for (outcome, status, detail, fault), n in sorted(found.items(), key=lambda x: -x[1])[:12]:
+        what = detail if detail.startswith(status) else f"{status} {detail}"
+        out.print(Text(f"  {n} × {outcome}: {what.strip() or 'no word'}  ({fault})"))
 
 
 def _doubts(out: Console, doubts: list[dict[str, str]]) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whywait import app
-from whywait.core.schedule import SLO_KEYS, Lengths, Workload
+from whywait.core.schedule import SLO_KEYS, Lengths, Workload, parse_stages
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
 from whywait.judge.gates import Gate, failed_gates, parse_gates
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
+from whywait.load.recipe import mean_rate, schedule_of
+from whywait.net.reach import Reach, parse_header
 from whywait.report import live, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
@@ -23,10 +25,18 @@ from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 #: Prompt and output tokens of diagnose: short enough on the embedded engine that three minutes hold many requests.
 DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
 
+#: Body fields that are the measurement's own, and the flag for each.
+OWN_FIELDS = {"model": "--model", "stream": "--no-stream", "messages": "--workload", "prompt": "--workload",
+              "input": "--workload"}  # fmt: skip
+
 
 def run(args: argparse.Namespace) -> int:
-    loads = [_load(args, "rate", args.rate) if args.rate else _load(args, "concurrency", args.concurrency or 1)]
-    return _measure(args, loads)
+    mode, target = "concurrency", float(args.concurrency or 1)
+    if args.rate:
+        mode, target = "rate", args.rate
+    elif args.concurrency is None and (own := mean_rate(base := _workload(args))):
+        mode, target = "rate" if base.stages else "trace", own
+    return _measure(args, [_load(args, mode, target)])
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -64,7 +74,8 @@ def show(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, loads: list[app.Load]) -> int:
     gates = parse_gates(args.fail_if)
     with _service(args) as engine:
-        options = dataclasses.replace(_options(args, engine), max_requests=_ceiling(loads))
+        options = _options(args, engine)
+        options = dataclasses.replace(options, max_requests=_ceiling(loads, options.workload))
         result = app.measure(options, loads, watch=live.watcher(), engine=engine)
         live.done()
         return _finish(args, result, gates)
@@ -98,26 +109,75 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         stream=args.stream,
         load_ok=args.load,
         out=args.out,
-        slo=slo(args.slo) or dict(workload.classes[0].slo),
+        slo=slo(args.slo) or _common_slo(workload),
         seed=args.seed,
         floor=args.floor,
-        command=tuple(sys.argv[1:]),
+        processes=getattr(args, "processes", 1),
+        command=_command(args),
+        reach=_reach(args),
+        body=_body(args.body),
     )
+
+
+def _common_slo(workload: Workload) -> dict[str, float]:
+    """What all classes ask; where they differ, each is held to its own and none to another's."""
+    first = workload.classes[0].slo
+    return dict(first) if all(c.slo == first for c in workload.classes) else {}
+
+
+def _reach(args: argparse.Namespace) -> Reach:
+    headers = tuple(parse_header(text) for text in args.header)
+    return Reach(args.ca, args.cert, args.key, args.insecure, args.proxy, headers, args.lenient_eof)
+
+
+def _body(text: str | None) -> dict[str, object]:
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError as exc:
+        raise UsageError(f"--body is not JSON: {exc}", """use --body '{"top_k": 5}'""") from None
+    if not isinstance(fields, dict):
+        raise UsageError("--body is not a JSON object", """use --body '{"top_k": 5}'""")
+    for name, flag in OWN_FIELDS.items():
+        if name in fields:
+            raise UsageError(f"--body must not hold {name!r}", f"use {flag}")
+    return fields
+
+
+def _command(args: argparse.Namespace) -> tuple[str, ...]:
+    """The command line for the manifest, without the values of headers and without a proxy's password."""
+    out = list(sys.argv[1:])
+    secret = [value for text in args.header if (value := text.partition(":")[2].strip())]
+    if args.proxy and "@" in args.proxy:
+        secret.append(args.proxy.partition("://")[2].rpartition("@")[0] or args.proxy.rpartition("@")[0])
+    for value in secret:
+        out = [word.replace(value, "…") for word in out]
+    return tuple(out)
 
 
 def _workload(args: argparse.Namespace) -> Workload:
     base = Workload.from_toml(Path(args.workload)) if args.workload else Workload()
     changes: dict[str, object] = {"timeout_s": duration(args.timeout, "--timeout")}
-    for flag, field in (("cache", "cache"), ("temperature", "temperature"), ("arrivals", "arrivals")):
+    for flag in ("cache", "temperature", "arrivals", "cv", "burst", "trace", "speed", "max_in_flight"):
         if getattr(args, flag, None) is not None:
-            changes[field] = getattr(args, flag)
+            changes[flag] = getattr(args, flag)
+    if getattr(args, "ramp", None):
+        changes["ramp_s"] = duration(args.ramp, "--ramp")
+    if getattr(args, "stages", None):
+        changes["stages"] = parse_stages(args.stages)
     if args.workload is None or args.seed != 1:
         changes["seed"] = args.seed
     lengths = {k: Lengths.parse(getattr(args, k)) for k in ("prompt_tokens", "output_tokens") if getattr(args, k)}
     if lengths and len(base.classes) > 1:
         raise UsageError("--prompt-tokens and --output-tokens do not go with a workload of several classes")
+    classes = base.classes
     if lengths:
-        changes["classes"] = (dataclasses.replace(base.classes[0], **lengths),)  # type: ignore[arg-type]
+        classes = (dataclasses.replace(classes[0], **lengths),)  # type: ignore[arg-type]
+    if args.language:
+        languages = tuple(args.language.replace(",", " ").split())
+        classes = tuple(dataclasses.replace(c, language=languages) for c in classes)
+    if args.slo:  # what is asked on the command line is asked of every class
+        classes = tuple(dataclasses.replace(c, slo={}) for c in classes)
+    changes["classes"] = classes
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -126,10 +186,12 @@ def _load(args: argparse.Namespace, mode: str, target: float) -> app.Load:
     return app.Load(mode, float(target), args.requests, seconds)
 
 
-def _ceiling(loads: list[app.Load]) -> int | None:
+def _ceiling(loads: list[app.Load], workload: Workload) -> int | None:
     counts = []
     for load in loads:
-        if load.requests is not None:
+        if load.mode != "concurrency" and mean_rate(workload):
+            counts.append(len(schedule_of(load, workload, 0, 0)[0]))
+        elif load.requests is not None:
             counts.append(load.requests)
         elif load.mode == "rate":
             counts.append(round(load.target * (load.duration_s or 30)))

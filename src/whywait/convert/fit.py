@@ -1,0 +1,254 @@
+"""Trace → Fitted (what like traffic is drawn from), what a trace looks like, and how far the one is from the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whywait.convert.traces import Trace
+from whywait.core.fitted import Bucket, Fitted, Rows, Stage, curve
+from whywait.core.prefix import hits
+from whywait.errors import UsageError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+STAGE_REQUESTS, MOST_STAGES = 300, 24
+BUCKET_REQUESTS, MOST_BUCKETS = 100, 20
+# Differences below these are rounding.
+LEAST_GAP_S, LEAST_TOKENS = 1e-3, 20.0
+#: The quantiles a fit is judged by.
+JUDGED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+SHOWN = (0.0, *JUDGED, 1.0)
+BINS = 60
+
+
+def fit(trace: Trace) -> Fitted:
+    """Learn the trace.
+
+    Raises:
+        UsageError: fewer than two requests, so there is not one gap.
+    """
+    n = len(trace)
+    if n < 2:
+        raise UsageError(f"a fit needs at least two requests, not {n}")
+    hit, ago = hits(trace.chains) if trace.chains is not None else (None, None)
+    reuse = None
+    if trace.chains is not None and hit is not None:
+        # Against the blocks the length makes, not those hashed: a last block that was not full has no hash.
+        count = np.maximum(1, np.ceil(trace.prompt_tokens / (trace.block_tokens or 1)))
+        reuse = np.minimum(1.0, hit / count)
+    far = ago[ago > 0] if ago is not None else None
+    return Fitted(
+        _stages(trace.at_s),
+        _buckets(trace, reuse),
+        trace.block_tokens if reuse is not None else None,
+        curve(far if far is not None and len(far) else np.ones(1), 1.0) if reuse is not None else None,
+    )
+
+
+def _stages(at: Floats) -> tuple[Stage, ...]:
+    gaps = np.diff(at)
+    n = max(1, min(MOST_STAGES, len(gaps) // STAGE_REQUESTS))
+    # Equal stretches of time; what has no arrival in it is part of the next one's first gap.
+    which = np.minimum((at[1:] / max(at[-1], 1e-9) * n).astype(int), n - 1)
+    out = []
+    for k in range(n):
+        mine = gaps[which == k]
+        if len(mine):
+            seconds, mean = float(mine.sum()), float(mine.mean())
+            cv = float(mine.std() / mean) if mean > 0 else 0.0
+            out.append(Stage(len(mine), round(seconds, 6), round(cv, 3), _lag1(mine), curve(mine, LEAST_GAP_S)))
+    return tuple(out)
+
+
+def _lag1(x: Floats) -> float:
+    """Rank correlation of neighbours; 0 where it cannot be told."""
+    if len(x) < 20 or np.ptp(x) == 0:
+        return 0.0
+    ranks = _ranks(x)
+    r = np.corrcoef(ranks[:-1], ranks[1:])[0, 1]
+    return round(float(r), 3) if np.isfinite(r) else 0.0
+
+
+def _ranks(x: Floats | Ints) -> Floats:
+    return np.argsort(np.argsort(x, kind="stable"), kind="stable").astype(np.float64)
+
+
+def _buckets(trace: Trace, reuse: Floats | None) -> tuple[Bucket, ...]:
+    prompt, output = trace.prompt_tokens, trace.output_tokens
+    n = max(1, min(MOST_BUCKETS, len(prompt) // BUCKET_REQUESTS))
+    edges = np.unique(np.quantile(prompt, np.linspace(0, 1, n + 1)))
+    which = np.clip(np.searchsorted(edges, prompt, side="right") - 1, 0, max(0, len(edges) - 2))
+    out = []
+    for k in range(max(1, len(edges) - 1)):
+        mine = which == k
+        if mine.any():
+            again = curve(reuse[mine], 0.1) if reuse is not None else None
+            share = float(f"{mine.mean():.6g}")
+            both = [curve(x[mine], LEAST_TOKENS) for x in (prompt, output)]
+            out.append(Bucket(share, both[0], both[1], again))
+    return tuple(out)
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """What a trace looks like, as plain values. Absent is None."""
+    gaps = np.diff(trace.at_s)
+    span = float(trace.at_s[-1])
+    n = len(trace)
+    rows = Rows(trace.at_s, trace.prompt_tokens, trace.output_tokens, trace.chains)
+    bins = min(BINS, max(1, n // 5))
+    per_bin, edges = np.histogram(trace.at_s, bins=bins, range=(0.0, max(span, 1e-9)))
+    return {
+        "format": trace.source,
+        "requests": n,
+        "span_s": span,
+        "rate_per_s": (n - 1) / span if span > 0 else None,
+        "gap_s": _summary(gaps) if len(gaps) else None,
+        "gap_cv": _cv(gaps),
+        "rate_over_time": {"bin_s": float(edges[1] - edges[0]), "requests": per_bin.tolist()},
+        "cv_per_window": [{"seconds": s.seconds, "requests": s.requests, "cv": s.cv} for s in _stages(trace.at_s)]
+        if n > 1 else [],
+        "prompt_tokens": _summary(trace.prompt_tokens),
+        "output_tokens": _summary(trace.output_tokens),
+        "prompt_histogram": _histogram(trace.prompt_tokens),
+        "output_histogram": _histogram(trace.output_tokens),
+        "length_correlation": _rank_correlation(trace.prompt_tokens, trace.output_tokens),
+        "classes": {name: int((trace.klass == i).sum()) for i, name in enumerate(trace.class_names)},
+        "prefix": _prefix(rows, trace.block_tokens),
+        "sessions": _sessions(trace),
+        "notes": trace.notes,
+    }  # fmt: skip
+
+
+def hit_rate(chains: list[list[int]] | None) -> float | None:
+    """Share of all prefix blocks that an unlimited cache would have held."""
+    blocks = sum(map(len, chains)) if chains is not None else 0
+    return float(hits(chains)[0].sum()) / blocks if chains is not None and blocks else None
+
+
+def errors(trace: Trace, rows: Rows) -> dict[str, Any]:
+    """How far ``rows`` is from the trace: the worst relative error over the JUDGED quantiles, and the hit rates.
+
+    A gap counts by at least a millisecond, a length by at least 20 tokens: below, rounding is all there is.
+    """
+    pairs = {
+        "prompt_tokens": (trace.prompt_tokens, rows.prompt_tokens, LEAST_TOKENS),
+        "output_tokens": (trace.output_tokens, rows.output_tokens, LEAST_TOKENS),
+        "gap_s": (np.diff(trace.at_s), np.diff(rows.at_s), LEAST_GAP_S),
+    }
+    out: dict[str, Any] = {}
+    for name, (want, got, least) in pairs.items():
+        a, b = (np.quantile(x, JUDGED) for x in (want, got))
+        out[name] = float(np.max(np.abs(b - a) / np.maximum(a, least)))
+    a, b = float(trace.at_s[-1]), float(rows.at_s[-1])
+    out["span_s"] = abs(b - a) / max(a, 1e-3)
+    out["hit_rate"], out["hit_rate_drawn"] = hit_rate(trace.chains), hit_rate(rows.chains)
+    return out
+
+
+def to_toml(fitted: Fitted, trace: Trace, replay: str) -> str:
+    """A workload file that draws from the fit. Numbers only."""
+    table = fitted.as_dict()
+    stages, buckets = table.pop("stage"), table.pop("bucket")
+    lines = [
+        f"# Learnt by whywait workload fit from {len(trace)} requests ({trace.source}). No text is in here.",
+        f"# The same requests one by one: replace [fitted] by trace = {_value(replay)}",
+        'cache = "natural"     # prefixes repeat as they did in the log',
+        "seed = 1", "", "[fitted]",
+        *(f"{k} = {_value(v)}" for k, v in table.items()),
+    ]  # fmt: skip
+    for name, tables in (("stage", stages), ("bucket", buckets)):
+        for t in tables:
+            lines += ["", f"[[fitted.{name}]]", *(f"{k} = {_value(v)}" for k, v in t.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write whole or not at all.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp = path.with_name(path.name + ".tmp")
+        tmp.write_text(text, encoding="utf-8")
+        tmp.replace(path)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _value(v: Any) -> str:
+    if isinstance(v, list):
+        return f"[{', '.join(map(_value, v))}]"
+    if isinstance(v, str):
+        return '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(v) if isinstance(v, int) else f"{v:.10g}"
+
+
+def _summary(x: Floats | Ints) -> dict[str, float]:
+    names = ("min", *(f"p{q * 100:g}" for q in JUDGED), "max")
+    return {"mean": float(x.mean()), **dict(zip(names, np.quantile(x, SHOWN).tolist(), strict=True))}
+
+
+def _cv(x: Floats) -> float | None:
+    return float(x.std() / x.mean()) if len(x) > 1 and x.mean() > 0 else None
+
+
+def _histogram(x: Ints) -> dict[str, list[float]]:
+    """Equal steps of the logarithm: lengths span three powers of ten."""
+    low, high = max(1, int(x.min())), int(x.max()) + 1
+    edges = np.unique(np.rint(np.geomspace(low, max(high, low + 1), 21)))
+    counts, _ = np.histogram(x, bins=edges)
+    return {"edges": edges.tolist(), "requests": counts.tolist()}
+
+
+def _rank_correlation(a: Ints, b: Ints) -> float | None:
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return None
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _prefix(rows: Rows, block_tokens: int | None) -> dict[str, Any] | None:
+    """Reuse with an unlimited cache, and how many requests begin with the same block (a system prompt, mostly)."""
+    chains = rows.chains
+    if chains is None:
+        return None
+    hit, ago = hits(chains)
+    roots: dict[int, int] = {}
+    for c in chains:
+        if c:
+            roots[c[0]] = roots.get(c[0], 0) + 1
+    sizes = np.array(sorted(roots.values(), reverse=True) or [0])
+    far = ago[ago > 0]
+    return {
+        "hit_rate": hit_rate(chains),
+        "block_tokens": block_tokens,
+        "blocks": sum(map(len, chains)),
+        "distinct_blocks": len({b for c in chains for b in c}),
+        "requests_with_a_hit": float((hit > 0).mean()),
+        "groups": len(roots),
+        "shared_groups": int((sizes > 1).sum()),
+        "largest_groups": sizes[:10].tolist(),
+        "requests_ago": _summary(far) if len(far) else None,
+    }
+
+
+def _sessions(trace: Trace) -> dict[str, Any] | None:
+    mine = trace.session >= 0
+    if not mine.any():
+        return None
+    _, turns = np.unique(trace.session[mine], return_counts=True)
+    order = np.lexsort((trace.at_s, trace.session))
+    same = (np.diff(trace.session[order]) == 0) & (trace.session[order][1:] >= 0)
+    between = np.diff(trace.at_s[order])[same]
+    return {
+        "sessions": len(turns),
+        "requests": int(mine.sum()),
+        "turns": _summary(turns),
+        "between_turns_s": _summary(between) if len(between) else None,
+    }

@@ -1,0 +1,91 @@
+"""What must never be written down: keys and passwords this process was given. Known here, cut out wherever text leaves.
+
+Keeping them out of what we compose is not enough: a service may echo a request's headers in an error body, a header of
+the answer, a metric's label.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from whywait import errors
+
+MASK = "[secret]"
+LEAST = 4  # shorter ones would blank out ordinary words
+# Header names whose values are taken for secrets, by what they contain.
+_TELLING = ("auth", "key", "token", "secret", "cookie", "password", "credential")
+
+_forms: list[tuple[str, bytes]] = []
+
+
+def hide(*secrets: str | None) -> None:
+    """From now on these are cut out, as they are and as JSON or a URL writes them."""
+    for secret in secrets:
+        if not secret or len(secret) < LEAST:
+            continue
+        once = [json.dumps(secret, ensure_ascii=ascii)[1:-1] for ascii in (True, False)]
+        twice = [json.dumps(x, ensure_ascii=False)[1:-1] for x in once]  # labels of a reading: JSON in a line of JSON
+        for form in (secret, *once, *twice, quote(secret, "")):
+            if (form, form.encode()) not in _forms:
+                _forms.append((form, form.encode()))
+    errors.clean = clean
+    _forms.sort(key=lambda f: -len(f[0]))  # a secret inside a longer one must not leave the rest of that one
+
+
+def hide_url(url: str | None) -> None:
+    """The user name and password of a URL (a proxy's)."""
+    if not url:
+        return
+    try:
+        parts = urlsplit(url if "://" in url else "//" + url)
+        if parts.password:
+            user, password = unquote(parts.username or ""), unquote(parts.password)
+            hide(password, parts.password, user, base64.b64encode(f"{user}:{password}".encode()).decode())
+    except ValueError:
+        pass
+
+
+def hide_header(name: str, value: str) -> None:
+    """The value of a header when its name tells that it is a secret; of ``Bearer x`` the x too."""
+    if any(word in name.lower() for word in _TELLING):
+        hide(value.strip(), *(part for part in value.split() if len(part) >= 8))
+
+
+def clean(text: str) -> str:
+    for form, _ in _forms:
+        if form in text:
+            text = text.replace(form, MASK)
+    return text
+
+
+def clean_bytes(data: bytes) -> bytes:
+    for _, form in _forms:
+        if form in data:
+            data = data.replace(form, MASK.encode())
+    return data
+
+
+def cleaned(value: Any) -> Any:
+    """The same for a plain value of dicts, lists and texts."""
+    if not _forms:
+        return value
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {cleaned(k): cleaned(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [cleaned(v) for v in value]
+    return value
+
+
+def known() -> tuple[str, ...]:
+    """For a process of ours that must hide the same."""
+    return tuple(form for form, _ in _forms)
+
+
+def forget() -> None:
+    """For tests: nothing is secret any more."""
+    _forms.clear()

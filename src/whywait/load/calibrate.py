@@ -1,0 +1,233 @@
+"""Prompt lengths by the service's own count: learnt before the load, made exact where it counts for us, refined by
+what the run itself shows. Everything here is single requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from whywait.core.schedule import Schedule, Workload
+from whywait.errors import WhywaitError
+from whywait.load.preflight import Target, ask_once
+from whywait.load.prompts import LEAST_TOKENS_PER_UNIT, WARM_PROMPTS, Fit, Prompter
+from whywait.load.turns import Message, Turns, languages_of
+from whywait.net.endpoint import post
+
+Seen = list[tuple[int, int]]
+EXACT_S, EXACT_CALLS = 2.0, 4000  # before a point no longer and no more than this; the rest follows the fitted line
+EXACT_CALLS_ELSEWHERE = 200  # on a service that is not on this machine
+PROBE = 10_000_000  # numbers of calibrating prompts, far from those of requests
+
+
+def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[Prompter, list[dict[str, str]]]:
+    """Learn from six one-token requests per language how many tokens the service counts per unit.
+
+    They are about as long as the workload's own prompts, and half as long. Where there will be histories, two
+    more tell what a further message adds.
+    """
+    fits: dict[str, Fit] = {}
+    languages = sorted({x for c in workload.classes for x in c.language})
+    for language in languages:
+        seen = _probe(target, workload, prompter, language)
+        if len(seen) < 6:
+            doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
+                     "next": "compare with the service's own logs"}  # fmt: skip
+            return prompter, [doubt]
+        fits[language] = prompter.fit(language).refit(seen)
+    prompter = dataclasses.replace(prompter, fits=fits)
+    if workload.has_sessions or workload.trace:
+        prompter = _with_messages(target, workload, prompter, languages[0])
+    return prompter, []
+
+
+def _probe(target: Target, workload: Workload, prompter: Prompter, language: str) -> Seen:
+    seen: Seen = []
+    lengths = [c.prompt_tokens.a for c in workload.classes if language in c.language]
+    usual = max(24, min(2000, round(sum(lengths) / len(lengths) / prompter.fit(language).per_unit)))
+    for n in (usual // 2, usual // 2 + 1, usual, usual + 1, usual + 2, usual + 3):
+        count = _used(target, workload, [Message("user", prompter.turn(PROBE + n, 0, n, language))])
+        if count:
+            seen.append((n, count))
+    return seen
+
+
+def _used(target: Target, workload: Workload, messages: Sequence[Message]) -> int | None:
+    """Prompt tokens by the usage of a one-token request."""
+    facts = ask_once(target, body_of(target, messages, 1, target.options(workload, stream=False)), False,
+                     workload.timeout_s)  # fmt: skip
+    count: int | None = facts.get("prompt_tokens")
+    return count
+
+
+def _with_messages(target: Target, workload: Workload, prompter: Prompter, language: str) -> Prompter:
+    """What a further message adds: the same text sent as three messages and as one."""
+    said = [prompter.turn(PROBE, turn, 30, language) for turn in range(3)]
+    three = [Message(role, text) for role, text in zip(("user", "assistant", "user"), said, strict=True)]
+    counts = [_used(target, workload, m) for m in (three, [Message("user", "\n\n".join(said))])]
+    if counts[0] is None or counts[1] is None:
+        return prompter
+    return dataclasses.replace(prompter, per_message=min(max((counts[0] - counts[1]) / 2, 0.0), 40.0))
+
+
+def body_of(target: Target, messages: Sequence[Message], max_tokens: int, options: Mapping[str, Any]) -> bytes:
+    """The request's body in the endpoint's dialect. Where that takes plain text, the messages follow one another."""
+    if len(messages) == 1:
+        return target.body(messages[0].content, max_tokens, dict(options))
+    if target.endpoint.dialect == "completions":
+        return target.body("\n\n".join(m.content for m in messages), max_tokens, dict(options))
+    key = "messages" if target.endpoint.dialect == "chat" else "input"
+    # The dialect merges options last, so these stand in the place of the single message.
+    return target.body("", max_tokens, {**options, key: [m._asdict() for m in messages]})
+
+
+@dataclass
+class Counter:
+    """Asks the service itself how many tokens a prompt has: vLLM's and llama.cpp's ``/tokenize``.
+
+    ``offset`` is what usage counts beyond it, found by one real request.
+    """
+
+    target: Target
+    offset: int = 0
+    calls: int = 0
+
+    def count(self, messages: Sequence[Message]) -> int | None:
+        """Tokens of the prompt as usage will count them; None when the service does not say."""
+        name = self.target.engine.name if self.target.engine else ""
+        chat = self.target.endpoint.dialect != "completions"
+        plain = "\n\n".join(m.content for m in messages)
+        if name == "llama.cpp":
+            if chat:
+                answer = self._ask("/apply-template", {"messages": [m._asdict() for m in messages]})
+                plain = str(answer.get("prompt", ""))
+                if not plain:
+                    return None
+            tokens = self._ask("/tokenize", {"content": plain, "add_special": True, "parse_special": True}).get(
+                "tokens"
+            )
+            return len(tokens) + self.offset if isinstance(tokens, list) else None
+        asked: dict[str, Any] = {"messages": [m._asdict() for m in messages]} if chat else {"prompt": plain}
+        count = self._ask("/tokenize", {"model": self.target.model, **asked}).get("count")
+        return count + self.offset if isinstance(count, int) and not isinstance(count, bool) else None
+
+    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.calls += 1
+        try:
+            status, _, answer = post(self.target.endpoint, self.target.endpoint.root + path, orjson.dumps(body), 10.0)
+            found = orjson.loads(answer) if status == 200 else {}
+        except (WhywaitError, orjson.JSONDecodeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def counter(target: Target, workload: Workload, prompter: Prompter) -> Counter | None:
+    """A counter that agrees with the service's usage on two prompts of different length, or None."""
+    if target.engine is None or target.engine.name not in ("vllm", "llama.cpp"):
+        return None
+    found, language = Counter(target), workload.classes[0].language[0]
+    offsets = set()
+    for n in (40, 90):
+        messages = [Message("user", prompter.turn(PROBE, 0, n, language))]
+        counted = found.count(messages)
+        used = None if counted is None else _used(target, workload, messages)
+        if counted is None or used is None:
+            return None
+        offsets.add(used - counted)
+    if len(offsets) != 1:
+        return None
+    found.offset = offsets.pop()
+    return found
+
+
+def exact(found: Counter, prompter: Prompter, schedule: Schedule, workload: Workload) -> Prompter:
+    """``prompter`` with the units each request of ``schedule`` needs to have its tokens by the service's count.
+
+    Within a budget of time and calls, in the order they will be sent; what was counted also refines the line that the
+    others follow.
+    """
+    units, seen = dict(prompter.exact), dict[str, Seen]()
+    turns = Turns(dataclasses.replace(prompter, exact=units), schedule, languages_of(workload))
+    until = time.monotonic() + EXACT_S
+    most = found.calls + (EXACT_CALLS if found.target.endpoint.loopback else EXACT_CALLS_ELSEWHERE)
+    for row in range(len(schedule)):
+        if time.monotonic() > until or found.calls >= most:
+            break
+        language = turns.language(row)
+        best = _converge(found, turns, row, prompter.fit(language).per_unit)
+        if best is None:
+            break
+        units[int(schedule.id[row])], off = best
+        if single(schedule, row):
+            seen.setdefault(language, []).append((best[0], int(schedule.prompt_tokens[row]) + off))
+    fits = {**prompter.fits, **{k: prompter.fit(k).refit(v) for k, v in seen.items() if len(v) >= 6}}
+    return dataclasses.replace(prompter, exact=units, fits=fits)
+
+
+def _converge(found: Counter, turns: Turns, row: int, per_unit: float) -> tuple[int, int] | None:
+    """Units of this row's text that come nearest to its tokens, and how many tokens they are off; in a few tries."""
+    wanted, n = int(turns.schedule.prompt_tokens[row]), turns.units(row)
+    best: tuple[int, int] | None = None
+    low, high = 0, 1 << 40  # too short, too long
+    for _ in range(6):
+        counted = found.count(turns.messages(row, n))
+        if counted is None:
+            return best
+        off = counted - wanted
+        if best is None or abs(off) < abs(best[1]):
+            best = n, off
+        low, high = (n, high) if off < 0 else (low, n)
+        if off == 0 or high - low <= 1:
+            break
+        n = min(max(n - (round(off / per_unit) or (1 if off > 0 else -1)), low + 1), high - 1)
+    return best
+
+
+def single(schedule: Schedule, row: int) -> bool:
+    """Whether the whole prompt is one text of ours, so that its length tells how the service counts."""
+    return bool(schedule.session_id[row] < 0 and schedule.prefix_group[row] < 0 and not schedule.blocks)
+
+
+def refined(prompter: Prompter, schedule: Schedule, workload: Workload, counts: Iterable[tuple[int, int]]) -> Prompter:
+    """With lines refitted to what the service counted of the run's own requests: (id, prompt tokens) pairs.
+
+    So the next point comes out as asked even where six requests told too little.
+    """
+    turns = Turns(prompter, schedule, languages_of(workload))
+    at = {int(i): row for row, i in enumerate(schedule.id)}
+    seen: dict[str, Seen] = {}
+    for id_, tokens in counts:
+        row = at.get(id_)
+        if row is not None and single(schedule, row):
+            seen.setdefault(turns.language(row), []).append((turns.units(row), tokens))
+    fits = {**prompter.fits}
+    for language, pairs in seen.items():
+        if len(pairs) >= 6:
+            fits[language] = _follow(prompter.fit(language), pairs)
+    return dataclasses.replace(prompter, fits=fits)
+
+
+def _follow(fit: Fit, pairs: Seen) -> Fit:
+    """Prompts all of one length do not tell overhead from slope; the overhead is then taken as it was."""
+    lengths = [n for n, _ in pairs]
+    if max(lengths) >= 1.2 * min(lengths):
+        return fit.refit(pairs)
+    slope = sum((tokens - fit.overhead) / n for n, tokens in pairs) / len(pairs)
+    return Fit(fit.overhead, slope) if slope >= LEAST_TOKENS_PER_UNIT else fit
+
+
+def warm_rows(schedule: Schedule) -> list[int]:
+    """The longest request of each prompt that will come again: sent once, they leave the others' text in the cache."""
+    longest: dict[tuple[int, int], int] = {}
+    turns = schedule.session_id
+    for row, (i, session, group) in enumerate(
+        zip(schedule.id.tolist(), turns.tolist(), schedule.prefix_group.tolist(), strict=True)
+    ):
+        key = ((i if session < 0 else session) % WARM_PROMPTS, group)
+        if key not in longest or schedule.prompt_tokens[row] > schedule.prompt_tokens[longest[key]]:
+            longest[key] = row
+    return sorted(longest.values())

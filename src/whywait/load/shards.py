@@ -1,0 +1,379 @@
+"""A run driven by several processes: one per shard, each with its own client, clock and spool; together one Run.
+
+Run as ``python -m whywait.load.shards`` by :class:`Shards`: the job comes on stdin (pickled: both ends are the same
+program, and the pipe is ours alone), then a point at a time; what a shard says goes back on stdout, a JSON object per
+line. All shards keep the parent's zero and begin a point at the same moment. The end of stdin, however the parent came
+to its end, ends a shard: what it had in flight is written down as censored. A shard that dies ends the run, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import orjson
+
+import whywait
+from whywait.core import secrets
+from whywait.core.recorder import Recorder
+from whywait.core.run import Manifest
+from whywait.core.spool import Fold
+from whywait.errors import InternalError, WhywaitError
+from whywait.load.crew import Report, Solo, Stop, Writer
+from whywait.load.driver import Point, Progress, planned
+from whywait.load.preflight import Target
+from whywait.net.clock import Clock, bracket
+from whywait.units import NS_PER_MS
+
+END_S = 30.0  # a shard that was told to end writes down what it has; it does not wait for the service
+WATCH_S = 0.5
+EXACT_SPLIT = 16  # below so many places per shard, requests are dealt by place
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a shard is told first. ``zero_mono_ns``: the run's zero on CLOCK_MONOTONIC, which all processes share."""
+
+    shard: int
+    directory: Path
+    zero_mono_ns: int
+    target: Target
+    hidden: tuple[str, ...] = ()
+
+
+def zero_of(clock: Clock) -> int:
+    """The zero of a clock on CLOCK_MONOTONIC."""
+    # Each is early by the time between its two looks.
+    return max(time.monotonic_ns() - clock.now() for _ in range(20))
+
+
+def split(point: Point, n: int) -> list[Point | None]:
+    """The point dealt to ``n`` shards: requests, and places in flight or the rate, add up exactly. None: nothing for
+    that shard, since there are fewer places than shards."""
+    if not point.closed:
+        most = _shares(point.max_in_flight, n) if point.max_in_flight is not None else [None] * n
+        parts = [point.schedule.shard(k, n) for k in range(n)]
+        whole = max(1, len(point.schedule))
+        return [
+            dataclasses.replace(point, target=point.target * len(s) / whole, schedule=s, max_in_flight=m)
+            if len(s) and m != 0 else None
+            for s, m in zip(parts, most, strict=True)
+        ]  # fmt: skip
+    places = _shares(int(point.target), n)
+    n = sum(p > 0 for p in places)
+    if len(set(places[:n])) == 1 or places[0] > EXACT_SPLIT:
+        parts = [point.schedule.shard(k, n) for k in range(n)]
+    else:  # a shard with more places gets more of the requests, or it would be done before the others
+        by_place = [point.schedule.shard(j, sum(places)).id for j in range(sum(places))]
+        ends = np.cumsum(places[:n])
+        ids = [np.concatenate(by_place[e - p : e]) for e, p in zip(ends, places, strict=False)]
+        parts = [point.schedule.take(np.isin(point.schedule.id, mine)) for mine in ids]
+    some: list[Point | None] = [
+        dataclasses.replace(point, target=p, schedule=s) for p, s in zip(places, parts, strict=False)
+    ]
+    return some + [None] * (len(places) - n)
+
+
+def _shares(whole: int, n: int) -> list[int]:
+    return [whole // n + (k < whole % n) for k in range(n)]
+
+
+# In the shard
+
+
+class _Inbox:
+    """What the parent says, read by a thread that sleeps between two words; the loop sees ``reason`` at once."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.reason = ""
+        self._stream = stream
+        self._words: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def get(self) -> tuple[str, Any] | None:
+        return self._words.get()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                word = pickle.load(self._stream)  # noqa: S301 - from the process that started us
+            except (EOFError, OSError, pickle.UnpicklingError):
+                self.reason = self.reason or "the process that led the run ended"
+                self._words.put(None)
+                return
+            if word[0] == "stop":
+                self.reason = word[1]
+            else:
+                self._words.put(word)
+            if word[0] == "finish":
+                return  # a thread that reads while the interpreter ends would break it
+
+
+class _Gone(Exception):
+    """The parent ended."""
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; whoever started us decides
+        signal.signal(number, signal.SIG_IGN)
+    out = sys.stdout.buffer
+    sys.stdout = sys.stderr  # nothing else may come between our lines
+
+    def say(what: str, value: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            out.write(orjson.dumps([what, value], option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+            out.flush()
+
+    job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started us
+    secrets.hide(*job.hidden)
+    inbox = _Inbox(sys.stdin.buffer)
+    clock = Clock(job.zero_mono_ns + bracket()[0])
+    try:
+        recorder = Recorder(job.directory, Manifest(zero_unix_ns=clock.zero_unix_ns), f"spool-{job.shard}")
+    except WhywaitError as exc:
+        say("failed", exc.message)
+        return exc.exit_code
+
+    def begin(start_ns: int) -> int:
+        say("ready", start_ns)
+        word = inbox.get()
+        if word is None:
+            raise _Gone
+        agreed: int = word[1]
+        return agreed
+
+    def watch(p: Progress) -> None:
+        about = _facts(solo, clock, job)
+        say("progress", [p.sent, p.ended, p.in_flight, p.chunks, p.elapsed_s, about])
+
+    solo = Solo(job.target, recorder, clock, watch, lambda _p: inbox.reason)
+    solo.begin = begin
+    say("hello", os.getpid())
+    with contextlib.suppress(_Gone):
+        while (word := inbox.get()) is not None and word[0] == "point":
+            reason = solo.run(*word[1])
+            say("ended", [reason, solo.client.chunks, _facts(solo, clock, job)])
+    solo.close()
+    recorder.close()
+    say("bye", _facts(solo, clock, job))
+    return 0
+
+
+def _facts(solo: Solo, clock: Clock, job: Job) -> dict[str, Any]:
+    """The shard's report; its clock with how far it lies from the parent's."""
+    report = solo.report()
+    offset = zero_of(clock) - job.zero_mono_ns
+    report.clock = [{"shard": job.shard, "offset_ns": offset, **clock.facts()}]
+    return dataclasses.asdict(report)
+
+
+# In the parent
+
+
+class _Shard:
+    """One child as the parent sees it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.report: Report | None = None
+        self.progress = [0, 0, 0, 0, 0.0]
+        self.points: list[tuple[dict[str, Any], Point]] = []
+        self.lost = ""
+        self.ended = True  # it has nothing to do
+        self.reason = ""
+        self.start_ns = 0
+        here = str(Path(whywait.__file__).parents[1])
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+        command = [sys.executable, "-m", "whywait.load.shards"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in, self.out = self.process.stdin, self.process.stdout
+        self._tail = b""
+        self.tell(job)
+
+    def tell(self, word: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is dead; its end of the other pipe says so too
+            pickle.dump(word, self._in)
+            self._in.flush()
+
+    def hear(self) -> list[tuple[str, Any]] | None:
+        """What it said; None when it has ended. Call it when there is something to read."""
+        data = os.read(self.out.fileno(), 1 << 16)
+        if not data:
+            return None
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        return [(word[0], word[1]) for word in map(orjson.loads, lines)]
+
+    def understand(self, what: str, value: Any) -> None:
+        if what == "progress":
+            self.progress, facts = value[:5], value[5]
+            self.report = Report(**facts)
+        elif what == "ended":
+            self.reason, self.report, self.ended = value[0], Report(**value[2]), True
+            self.progress[2:4] = [0, value[1]]
+        elif what == "bye":
+            self.report, self.ended = Report(**value), True
+        elif what == "ready":
+            self.start_ns = value
+        elif what == "failed":
+            self.lost = value
+
+    def died(self) -> None:
+        code = self.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self.lost = self.lost or f"shard {self.job.shard} (process {self.process.pid}) {how}"
+        self.ended = True
+
+    def close(self, kill: bool) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._in.close()
+        if kill:
+            self.process.kill()
+        self.process.wait()
+        self.out.close()
+
+
+class Shards:
+    """A :class:`~whywait.load.crew.Crew` of several processes. ``recorder`` is the parent's: it records no request but
+    those a dead shard could not even plan."""
+
+    def __init__(self, jobs: Sequence[Job], recorder: Recorder, watch: Callable[[Progress], None], stop: Stop) -> None:
+        self._recorder, self._watch, self._stop = recorder, watch, stop
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._shards = [_Shard(job) for job in jobs]
+        for shard in self._shards:
+            self._selector.register(shard.out, selectors.EVENT_READ, shard)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(s.process.pid for s in self._shards)
+
+    def run(self, point: Point, writer: Writer) -> str:
+        busy = []
+        for shard, part in zip(self._shards, split(point, len(self._shards)), strict=True):
+            if part is None:
+                continue
+            shard.ended, shard.reason, shard.start_ns, shard.progress = False, "", 0, [0, 0, 0, 0, 0.0]
+            shard.points.append(({"point": point.number, "mode": point.mode, "target": part.target,
+                                  "label": point.label}, part))  # fmt: skip
+            busy.append(shard)
+            shard.tell(("point", (part, writer)))
+        self._until(lambda: all(s.start_ns or s.ended for s in busy))
+        start = max((s.start_ns for s in busy), default=0) + 5 * NS_PER_MS
+        for shard in busy:
+            shard.start_ns = start
+            shard.tell(("go", start))
+        return self._drive(point, busy)
+
+    def _drive(self, point: Point, busy: list[_Shard]) -> str:
+        progress, told, next_watch = Progress(point), "", time.monotonic() + WATCH_S
+        while not all(s.ended for s in busy):
+            self._hear(0.1)
+            sums = [sum(s.progress[i] for s in busy) for i in range(4)]
+            progress.sent, progress.ended, progress.in_flight, progress.chunks = (int(x) for x in sums)
+            progress.elapsed_s = max(s.progress[4] for s in busy)
+            if time.monotonic() >= next_watch:
+                next_watch += WATCH_S
+                self._watch(progress)
+            reason = next((s.lost or s.reason for s in busy if s.lost or s.reason), "") or self._stop(progress)
+            if reason and not told:
+                told = reason
+                for shard in self._shards:
+                    shard.tell(("stop", reason))
+        return told or next((s.lost or s.reason for s in busy if s.lost or s.reason), "")
+
+    def report(self) -> Report:
+        known = [s.report for s in self._shards if s.report is not None]
+        out = Report(_joined([r.client for r in known]), [c for r in known for c in r.clock])
+        out.failed, out.succeeded = sum(r.failed for r in known), sum(r.succeeded for r in known)
+        out.still = [(at, long) for r in known for at, long in r.still]
+        out.disk = next((r.disk for r in known if r.disk), "")
+        out.lost = [s.lost for s in self._shards if s.lost]
+        return out
+
+    def close(self) -> None:
+        """End all; afterwards their spools are whole. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for shard in self._shards:
+            shard.ended = bool(shard.lost)
+            shard.tell(("finish", None))
+        with contextlib.suppress(InternalError):
+            self._until(lambda: all(s.ended for s in self._shards))
+        for shard in self._shards:
+            shard.close(kill=not shard.ended)
+        self._selector.close()
+        for shard in self._shards:
+            if shard.lost:
+                self._plan_for(shard)
+
+    def _plan_for(self, shard: _Shard) -> None:
+        """Requests that a shard was given and died before it wrote them down: never sent, and counted."""
+        fold = Fold()
+        fold.log(shard.job.directory / f"spool-{shard.job.shard}" / "log.jsonl")
+        for row, part in shard.points:
+            have = fold.points.get(part.number)
+            ended = have is not None and part.number not in fold.open_points
+            missing = [] if ended else [r for r in planned(part, shard.start_ns) if r["id"] not in fold.requests.at]
+            if missing:
+                now = max(shard.start_ns, fold.last_ns)
+                self._recorder.begin_point({**row, "start_ns": shard.start_ns or now}, missing)
+                self._recorder.end_point(part.number, now)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        end = time.monotonic() + END_S
+        while not done():
+            if time.monotonic() > end:
+                raise InternalError(f"the shards of the run did not answer within {END_S:.0f} s")
+            self._hear(0.5)
+
+    def _hear(self, wait_s: float) -> None:
+        for key, _ in self._selector.select(wait_s):
+            shard: _Shard = key.data
+            words = shard.hear()
+            if words is None:
+                self._selector.unregister(shard.out)
+                if not self._closed or not shard.ended:
+                    shard.died()
+                continue
+            for what, value in words:
+                shard.understand(what, value)
+
+
+def _joined(clients: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the shards' clients know of their own error, together: counts add up; of lags, and of the share of a core,
+    the worst shard's count, since a mean would hide the one that was late."""
+    if not clients:
+        return {}
+    out: dict[str, Any] = {}
+    for name, first in clients[0].items():
+        values = [c[name] for c in clients if name in c]
+        if isinstance(first, dict):
+            keys = {k: None for v in values for k in v}
+            out[name] = {k: max((v[k] for v in values if v.get(k) is not None), default=None) for k in keys}
+        elif isinstance(first, (int, float)) and not isinstance(first, bool):
+            out[name] = sum(values)
+        else:
+            out[name] = first
+    return {**out, "processes": len(clients), "shards": clients}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

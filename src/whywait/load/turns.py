@@ -1,0 +1,82 @@
+"""A row of a Schedule → its messages: shared beginning, earlier turns with stand-in answers, this turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from whywait.core.schedule import Schedule, Workload
+from whywait.load.prompts import Prompter
+
+
+class Message(NamedTuple):
+    role: str
+    content: str
+
+
+def languages_of(workload: Workload) -> dict[str, tuple[str, ...]]:
+    """Languages by class name; ``""`` is for classes that only a trace knows."""
+    return {"": workload.classes[0].language, **{c.name: c.language for c in workload.classes}}
+
+
+def shares(schedule: Schedule, row: int) -> bool:
+    """Whether this request is meant to find what others left in the prefix cache."""
+    return bool(schedule.session_id[row] >= 0 or schedule.prefix_group[row] >= 0 or schedule.blocks)
+
+
+class Turns:
+    """The messages of one schedule's rows."""
+
+    def __init__(self, prompter: Prompter, schedule: Schedule, languages: Mapping[str, Sequence[str]]) -> None:
+        self.prompter, self.schedule, self._languages = prompter, schedule, languages
+        self._after = schedule.after_rows()
+
+    def chain(self, row: int) -> list[int]:
+        """The rows of the session up to ``row``, which is the last."""
+        out = [row]
+        while (before := int(self._after[out[-1]])) >= 0:
+            out.append(before)
+        return out[::-1]
+
+    def language(self, row: int) -> str:
+        first = self.chain(row)[0]
+        name = self.schedule.class_names[self.schedule.klass[first]]
+        return self.prompter.language(int(self.schedule.id[first]), self._languages.get(name) or self._languages[""])
+
+    def units(self, row: int) -> int:
+        """How long this turn's own text is to be, in units, so that the whole prompt has its tokens."""
+        s, p = self.schedule, self.prompter
+        known = p.exact.get(int(s.id[row]))
+        if known is not None:
+            return known
+        fit, before = p.fit(self.language(row)), int(self._after[row])
+        if s.blocks:
+            return fit.units(int(s.prompt_tokens[row]) - s.block_tokens * (len(s.blocks[row]) - 1))
+        if before < 0:
+            extra = int(s.prefix_tokens[row]) + (p.per_message if s.prefix_group[row] >= 0 else 0)
+            return fit.units(int(s.prompt_tokens[row]) - extra)
+        history = int(s.prompt_tokens[before] + s.output_tokens[before] - s.thinking_tokens[before])
+        return max(1, round((int(s.prompt_tokens[row]) - history - 2 * p.per_message) / fit.per_unit))
+
+    def messages(self, row: int, units: int | None = None) -> list[Message]:
+        """The messages; ``units`` is for another length of the last text than :meth:`units` says."""
+        s, p, language = self.schedule, self.prompter, self.language(row)
+        units = self.units(row) if units is None else units
+        per_unit = p.fit(language).per_unit
+        if s.blocks and s.blocks[row]:
+            whole = max(1, round(s.block_tokens / per_unit))
+            names = s.blocks[row]
+            return [Message("user", p.blocks(names, [whole] * (len(names) - 1) + [units], language))]
+        out = []
+        chain = self.chain(row)
+        number = int(s.id[chain[0]])
+        if s.prefix_group[row] >= 0:
+            length = max(1, round(int(s.prefix_tokens[row]) / per_unit))
+            out.append(Message("system", p.system(int(s.prefix_group[row]), length, language)))
+        for turn, at in enumerate(chain):
+            length = units if at == row else self.units(at)
+            out.append(Message("user", p.turn(number, turn, length, language, bool(s.tool[at]))))
+            if at != row:
+                answered = max(1, round(int(s.output_tokens[at] - s.thinking_tokens[at]) / per_unit))
+                out.append(Message("assistant", p.answer(number, turn, answered, language)))
+        return out

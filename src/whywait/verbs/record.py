@@ -1,0 +1,108 @@
+"""``whywait record``: a proxy between clients and a service that notes what passes, without its text."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from whywait.errors import UsageError
+from whywait.net.endpoint import parse_url
+from whywait.net.proxy import TOKEN_HEADER, Proxy
+from whywait.net.reach import Reach
+from whywait.net.record import Book, Recorder
+from whywait.session import stderr
+
+LEAST_TOKEN = 8
+
+
+def record(args: argparse.Namespace) -> int:
+    host, port = _listen(args.listen)
+    token = _token(args.token_env)
+    if token is None and not _loopback(host):
+        raise UsageError(f"{host} can be reached from other machines, and that needs a token",
+                         "give --token-env NAME, or listen on 127.0.0.1")  # fmt: skip
+    # Straight to the service: a proxy of the environment would be one more party that sees everything.
+    endpoint = parse_url(args.upstream, reach=Reach(proxy="none"))
+    folder = Path(args.out or time.strftime("whywait-recordings/%Y%m%d-%H%M%S"))
+    try:
+        proxy = Proxy(endpoint, (host, port), token)
+    except OSError as exc:
+        raise UsageError(f"cannot listen on {args.listen}: {exc.strerror}") from exc
+    try:
+        if endpoint.loopback and endpoint.port == proxy.server.port:
+            raise UsageError("the upstream is this proxy itself", "give the service's own port by --upstream")
+        book = Book(folder, endpoint.url)
+        recorder = Recorder(book, proxy.loop)
+        proxy.watch = recorder.watch
+        stderr(f"recording {proxy.server.url} → {endpoint.url} into {book.path}")
+        if token is not None:
+            stderr(f"clients must send the token as {TOKEN_HEADER}")
+        with _stopped_by_signals(proxy):
+            proxy.run()
+    finally:
+        proxy.close()  # what is in flight ends, and is noted
+    recorder.finish()
+    book.close()
+    _report(args, recorder, book)
+    return 0
+
+
+def _report(args: argparse.Namespace, recorder: Recorder, book: Book) -> None:
+    facts = {**recorder.facts(), "recording": str(book.path)}
+    if args.json:
+        json.dump(facts, sys.stdout, indent=2)
+        print()
+        return
+    told = ", ".join(f"{n:,} {outcome}" for outcome, n in sorted(facts["outcomes"].items())) or "none"
+    print(f"{facts['requests']:,} requests recorded ({told}), {facts['other_requests']:,} others passed on")
+    if facts["without_usage"]:
+        print(f"{facts['without_usage']:,} answers said no usage: ask for it by stream_options.include_usage")
+    if facts["lines_lost"]:
+        print(f"{facts['lines_lost']:,} lines could not be written (disk full?)")
+    print(f"next: whywait workload fit {book.path}")
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(proxy: Proxy) -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        proxy.loop.stop()
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--listen: {text!r} is not HOST:PORT", "such as 127.0.0.1:8100")
+    return ("127.0.0.1" if host == "localhost" else host), int(port)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise UsageError(f"--listen: {host!r} is not an address of this machine", "give it as a number") from None
+
+
+def _token(name: str | None) -> str | None:
+    if name is None:
+        return None
+    token = os.environ.get(name, "")
+    if len(token) < LEAST_TOKEN or not (token.isascii() and token.isprintable()):
+        raise UsageError(f"{name} holds no token", f"set it to at least {LEAST_TOKEN} printable ASCII characters")
+    return token

@@ -1,0 +1,29 @@
+"""``whywait resume``: finish a run or sweep that was cut off, into a new Run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from whywait import app
+from whywait.judge.gates import parse_gates
+from whywait.report import live
+from whywait.verbs import measure
+
+
+def resume(args: argparse.Namespace) -> int:
+    gates = parse_gates(args.fail_if)
+    options = dataclasses.replace(
+        app.options_of(args.run_dir),
+        api_key_file=args.api_key_file,
+        load_ok=args.load,
+        out=args.out,
+        floor=args.floor,
+        command=measure._command(args),
+        reach=measure._reach(args),
+    )
+    if args.url:
+        options = dataclasses.replace(options, url=args.url)
+    result = app.resume(args.run_dir, options, args.anyway, watch=live.watcher())
+    live.done()
+    return measure._finish(args, result, gates)
