@@ -166,7 +166,7 @@ def test_stopped_run_keeps_everything_counted(stub: Any, tmp_path: Path) -> None
     seen = outcomes(run)
     assert sum(seen.values()) == 50 == run.points["planned"][0]  # invariant 1
     assert seen["ok"] >= 5
-    assert seen["censored"] in (1, 2)
+    assert seen["censored"] in (0, 1, 2)  # a place may just have become free
     assert seen["never_sent"] > 0
 
 

@@ -185,7 +185,11 @@ def write_report(result: Result, path: Path) -> None:
     """The self-contained HTML report of a result."""
     from whywait.report.html import render
 
-    path.write_text(clean(render(result.run, result.summary)), encoding="utf-8")
+    page = clean(render(result.run, result.summary))
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write the report to {path}: {exc.strerror}", "the run itself is kept") from None
 
 
 def _ladder(s: Session, deadline: float, only_one: bool) -> None:
@@ -197,6 +201,7 @@ def _ladder(s: Session, deadline: float, only_one: bool) -> None:
     slots = int(s.slots or 4)
     steps = [1] if only_one else [1, *(slots << k for k in range(6) if slots << k > 1)]
     best, flat, at_best = 0.0, 0, 1
+    took_at: dict[int, float] = {}
     for i, c in enumerate(steps):
         expected = 1 if only_one else max(3, 5 - i)  # points still to come, the mixed one among them
         took = s.last_e2e_s or 0.0
@@ -208,15 +213,19 @@ def _ladder(s: Session, deadline: float, only_one: bool) -> None:
             break
         if not _point(s, Load("concurrency", c, duration_s=max(span, 2.0))):
             return
-        rate = s.last_tokens_per_s or 0.0
+        rate, took_at[c] = s.last_tokens_per_s or 0.0, s.last_e2e_s or 1.0
         flat = flat + 1 if rate < 1.1 * best else 0
         if rate > best:
             best, at_best = rate, c
         if flat >= (1 if s.slots and c > s.slots else 2) or rate == 0:
             break
     width = min(max(at_best, 2), slots) if s.slots else max(at_best, 2)
-    left = deadline - time.monotonic() - 3 * (s.last_e2e_s or 1.0)
-    if not only_one and left > 3.0:
+    left = deadline - time.monotonic() - 3 * took_at.get(width, s.last_e2e_s or 1.0)
+    if only_one:
+        return
+    if left < 3.0:
+        s.doubt("long prompts were not mixed in", "the time budget ran out", "--budget 10m")
+    else:
         s.point(Load("concurrency", width, duration_s=left, label=MIXED, workload=_mixed(s)))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -101,7 +103,7 @@ def _flags_find(p: argparse.ArgumentParser) -> None:
 
 def _flags_engine(p: argparse.ArgumentParser) -> None:
     p.add_argument("action", choices=["start", "stop", "status", "list"])
-    p.add_argument("name", nargs="?", help="name of the engine (default: embedded)")
+    p.add_argument("name", nargs="?", help="name of the engine (default: default)")
     p.add_argument("--model", default="", metavar="FILE", help="a GGUF file (default: SmolLM2-135M, fetched once)")
     p.add_argument("--port", type=int, default=0, help="default: any free one")
     p.add_argument("--slots", type=_positive, default=4, help="requests worked on at once (default 4)")
@@ -135,7 +137,7 @@ def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", help="model name (default: the first the service lists)")
     p.add_argument("--dialect", choices=["chat", "completions", "responses"], default="chat")
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
-    p.add_argument("--timeout", default="300s", metavar="TIME", help="per request (default 300s)")
+    p.add_argument("--timeout", metavar="TIME", help="per request (default 300s)")
     p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
     _reach(p)
@@ -161,7 +163,7 @@ def _workload(p: argparse.ArgumentParser) -> None:
     p.add_argument("--cache", choices=["cold", "warm", "natural"], help="prefix cache (default cold: salted prompts)")
     p.add_argument("--temperature", type=float, help="default 0")
     p.add_argument("--language", metavar="LIST", help="of the prompts: en, zh, es, de, ar, code (default en)")
-    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--seed", type=int, help="default 1, or that of the workload file")
 
 
 def _load(p: argparse.ArgumentParser) -> None:
@@ -215,7 +217,12 @@ def _rates(text: str) -> list[float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. No traceback reaches a user unless WHYWAIT_DEBUG is set."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII gets ? for what it cannot show
     args = parser().parse_args(argv)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - closed by the caller of this process
     module, function = VERBS[args.verb][0].split(":")
     try:
         code: int = getattr(importlib.import_module(module), function)(args)
@@ -228,21 +235,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EMFILE):
+            return _ours(exc)
+        where = f" ({exc.filename})" if exc.filename else ""
+        hint = "allow more open files: ulimit -n" if exc.errno == errno.EMFILE else "make room, or write elsewhere"
+        print(f"whywait: {exc.strerror}{where}\n  → {hint}", file=sys.stderr)
+        return EXIT_USAGE
     except Exception as exc:
-        scrub(exc)
-        if os.environ.get("WHYWAIT_DEBUG"):
-            raise
-        where = exc.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        at = f" at {os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else ""
-        print(
-            f"whywait: a fault of our own: {type(exc).__name__}: {exc}{at}\n"
-            "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
-            file=sys.stderr,
-        )
-        return EXIT_INTERNAL
+        return _ours(exc)
     return code
+
+
+def _ours(exc: Exception) -> int:
+    scrub(exc)
+    if os.environ.get("WHYWAIT_DEBUG"):
+        raise exc
+    where = exc.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    at = f" at {os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else ""
+    print(
+        f"whywait: a fault of our own: {type(exc).__name__}: {exc}{at}\n"
+        "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
+        file=sys.stderr,
+    )
+    return EXIT_INTERNAL
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class MissingExtra(UsageError):
     """An optional dependency is missing; ``extra`` names the one that brings it."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the extra '{extra}'", f"pip install 'whywait[{extra}]'")
+        how = f"pip install 'whywait[{extra}]' (in a clone of it: pip install '.[{extra}]')"
+        super().__init__(f"{what} needs the extra '{extra}'", how)
 
 
 class ServiceError(WhywaitError):

@@ -105,6 +105,7 @@ class Session:
             self._say(f"{said['what']}: {said['why']}")
             self._doubts.append(said)
         self._announce()
+        preflight.fit_context(self.target, o.workload)
         first = preflight.first_request(self.target, o.workload, o.stream)
         salt = os.urandom(4).hex()
         prompter = Prompter(o.workload.seed, o.workload.cache, salt)

@@ -9,7 +9,7 @@ import numpy as np
 
 from whywait.analyze.latency import Content, Latency, content, per_request, worst_itl_ms
 from whywait.analyze.window import Window, request_rate, token_rate, window_of
-from whywait.core.columns import KINDS
+from whywait.core.columns import KINDS, OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.errors import UsageError
@@ -88,6 +88,15 @@ def bounds(run: Run, slo: Mapping[str, float]) -> dict[str, Array]:
     return out
 
 
+def was_due(run: Run) -> Array:
+    """Which requests came due before their point ended: of a run cut short, those later in the plan never did."""
+    req = run.requests
+    end = run.points["end_ns"][np.searchsorted(run.points["point"], req["point"])]
+    never = (req["outcome"] == OUTCOMES.index("never_sent")) & run.manifest.partial
+    early: Array = ~never | (req["due_ns"] <= end)
+    return early
+
+
 def goodput(run: Run, slo: Mapping[str, float], w: Window | None = None, c: Content | None = None) -> Goodput:
     """Goodput of one load point. ``w`` defaults to its steady window, ``c`` to ``content(run)``; units as in
     :class:`Goodput`. An empty ``slo`` takes every ``ok`` request as good. Answer tokens are output without reasoning.
@@ -99,7 +108,7 @@ def goodput(run: Run, slo: Mapping[str, float], w: Window | None = None, c: Cont
     c = content(run) if c is None else c
     lat = per_request(run, c)
     good = meets(run, slo, c, lat)
-    due = len(run.requests)
+    due = int(was_due(run).sum())
     answers = answer_tokens(run)
     only = Content(**{**c.__dict__, **_answers_only(run, c, answers)})
     counted = run.requests.replace(output_tokens=answers)

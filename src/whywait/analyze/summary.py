@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,25 @@ def summarize(run: Run) -> dict[str, Any]:
         "points": points,
         "knee": knee(points),
         "verdicts": [],
-        "doubts": [*doubts(run), *acc.doubts, *_together(by_point, len(points)), *_nulls(points)],
+        "doubts": _named([*doubts(run), *acc.doubts, *_together(by_point, len(points)), *_nulls(points)], points),
     }
+
+
+def _named(found: list[Doubt], points: list[dict[str, Any]]) -> list[Doubt]:
+    """Load points by what they are ("concurrency 16"), not by a number that no table shows."""
+    names = {p["point"]: _name(p) for p in points}
+
+    def name(text: str) -> str:
+        return re.sub(r"\bpoint (\d+)((?:, \d+)*)", lambda m: ", ".join(
+            names.get(int(n), f"point {n}") for n in [m[1], *m[2].split(", ")[1:]]), text)  # fmt: skip
+
+    return [{k: name(v) for k, v in d.items()} for d in found]
+
+
+def _name(p: dict[str, Any]) -> str:
+    target = "" if p["target"] is None else f"{p['target']:g}"
+    what = f"concurrency {target}" if p["mode"] == "concurrency" else f"{target} requests/s".strip()
+    return f"{what} with {p['label']}" if p["label"] else what
 
 
 def _together(found: list[tuple[int, Doubt]], points: int) -> list[Doubt]:

@@ -166,6 +166,7 @@ class Fold:
         self.requests = Requests()
         self.readings: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
+        self._elastic: set[int] = set()  # points that end by time: what was not sent was no plan
         self._open: list[tuple[set[int], int]] = []  # per log: points it began and did not end, the last time it says
         self._point = 0
         self._last = 0
@@ -196,10 +197,13 @@ class Fold:
             for number in open_:
                 p = self.points[number]
                 p["end_ns"] = max(last, at, p["start_ns"], p.get("end_ns", 0))
-        requests = self.requests
+        requests, elastic = self.requests, self._elastic & self.open_points
         for i in requests.outcome(_NEVER):
             if i in chunks.seen:  # its chunks reached the disk, the line that it was sent did not
                 requests.put(i, {"outcome": "censored"})
+            elif (point := int(requests.get(i, "point"))) in elastic:  # the plan was only an upper bound
+                self.points[point]["planned"] -= 1
+                requests.drop(i)
         open_ids = [i for i in requests.outcome(_CENSORED) if np.isnan(requests.get(i, "end_ns"))]
         for i, (n, first, last) in chunks.content_of(open_ids).items():
             end_ns = self.points[int(requests.get(i, "point"))]["end_ns"]
@@ -211,6 +215,8 @@ class Fold:
 
     def _on_point(self, v: Any) -> None:
         self._point = v["point"]
+        if v.pop("elastic", False):
+            self._elastic.add(self._point)
         have = self.points.get(self._point)
         if have is None:
             have = self.points[self._point] = {**v, "planned": 0}  # planned: until its plan is read

@@ -25,8 +25,8 @@ def queue(e: Evidence) -> list[Verdict]:
     if quiet:
         names = ", ".join(f"{p.target:g}" for p in quiet)
         facts = [_waited(p) for p in quiet[:3]]
-        unit = "concurrency" if quiet[0].mode == "concurrency" else "requests/s"
-        claim = f"No queue for a place at {unit} {names}"
+        closed = quiet[0].mode == "concurrency"
+        claim = "No queue for a place at " + (f"concurrency {names}" if closed else f"{names} requests/s")
         out.append(Verdict("queue", claim, "fails", quiet[-1].share["queue"], where=quiet[-1].name,
                            how=quiet[-1].how["queue"], evidence=tuple(facts), point=quiet[-1].number))  # fmt: skip
     if worst is None or worst.share["queue"] < PRESENT:
@@ -157,7 +157,7 @@ def decode(e: Evidence) -> list[Verdict]:
     if one is None or base is None or one.share["decode"] < PRESENT:
         return []
     slots = e.engine.get("slots") or e.seen_limit() or float("inf")
-    step = f"measure a second concurrency: --concurrency 1,{min(8, int(min(slots, 8)))}"
+    step = f"measure a second concurrency: whywait sweep URL --concurrency 1,{min(8, int(min(slots, 8)))}"
     facts = [f"at {one.name} decode is {percent(one.share['decode'])} of the requests' time, {ms(base)} a step"]
     least = _least(e)
     lines = _roofline(e, least, base)
@@ -186,8 +186,9 @@ def decode(e: Evidence) -> list[Verdict]:
     )
     found = replace(undecided, evidence=(*facts, *lines))
     if 0.4 < part < 0.6:
-        claim = f"Decode is bound about equally by what a batch shares ({percent(part)}) and by what each sequence adds"
-        return [replace(found, claim=claim)]
+        claim = f"Decode is bound about equally by weight reads and fixed costs ({percent(part)}) and by compute"
+        settle = "more requests at each concurrency (a larger --budget), or a profiler of the engine"
+        return [replace(found, claim=claim, next_step=settle)]
     return [_bound(e, found, part, shared, least)]
 
 
@@ -256,7 +257,7 @@ def want_of_load(e: Evidence) -> list[Verdict]:
         claim = f"One request at a time already fills the device ({gain:.2f}× at most)"
         return [Verdict("want of load", claim, "fails", max(lost, idle), of="device time", where=one.name,
                         how="measured", evidence=tuple(facts), point=one.number)]  # fmt: skip
-    claim = f"At {one.name} the device idles for want of load: the batch is {percent(lost)} short of the best seen"
+    claim = f"At {one.name} the device waits for load: {percent(lost)} of the best throughput seen goes unused"
     return [Verdict("want of load", claim, "holds", lost, of="device throughput", where=one.name, evidence=tuple(facts),
                     lever=f"send more at once: throughput grows up to {best.name}", point=one.number)]  # fmt: skip
 
@@ -270,7 +271,8 @@ def prefill(e: Evidence) -> list[Verdict]:
             f"({ms(worst.mean_ms['prefill'])} per request, {worst.how['prefill']})")  # fmt: skip
     return [Verdict("prefill", f"At {worst.name} prompts take {percent(worst.share['prefill'])} of the time to compute",
                     "holds", worst.share["prefill"], where=worst.name, how=worst.how["prefill"], evidence=(fact,),
-                    lever=e.by('reuse equal beginnings', 'prefix_cache'), point=worst.number)]  # fmt: skip
+                    lever=e.by("reuse equal beginnings (ours are salted: --cache cold)", "prefix_cache"),
+                    point=worst.number)]  # fmt: skip
 
 
 def kv_space(e: Evidence) -> list[Verdict]:

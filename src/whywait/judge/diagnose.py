@@ -17,7 +17,7 @@ def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None
     """
     evidence = gather(run, summary, flags)
     if not any(p.ok for p in evidence.points):
-        return [_nothing(run)]
+        return [_nothing()]
     return rank([v for rule in RULES for v in rule(evidence)])
 
 
@@ -38,6 +38,6 @@ def headline(verdicts: list[Verdict]) -> str:
     return "Nothing was found that holds the service back at the load offered"
 
 
-def _nothing(run: Run) -> Verdict:
+def _nothing() -> Verdict:
     return Verdict("no success", "No request succeeded, so nothing can be said about waiting", "undecided",
-                   next_step=run.manifest.partial_reason or "see the outcomes and the service's log")  # fmt: skip
+                   next_step="see the outcomes above the latencies, and the service's log")  # fmt: skip

@@ -33,9 +33,10 @@ def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[P
     fits: dict[str, Fit] = {}
     languages = sorted({x for c in workload.classes for x in c.language})
     for language in languages:
-        seen = _probe(target, workload, prompter, language)
+        seen, refused = _probe(target, workload, prompter, language)
         if len(seen) < 6:
-            doubt = {"what": "prompt lengths are guessed", "why": "the service does not report prompt tokens",
+            why = refused or "the service does not report prompt tokens"
+            doubt = {"what": "prompt lengths are guessed", "why": why,
                      "next": "compare with the service's own logs"}  # fmt: skip
             return prompter, [doubt]
         fits[language] = prompter.fit(language).refit(seen)
@@ -45,30 +46,33 @@ def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[P
     return prompter, []
 
 
-def _probe(target: Target, workload: Workload, prompter: Prompter, language: str) -> Seen:
+def _probe(target: Target, workload: Workload, prompter: Prompter, language: str) -> tuple[Seen, str]:
+    """(Units, tokens) of the probes that went well, and why one did not."""
     seen: Seen = []
+    refused = ""
     lengths = [c.prompt_tokens.a for c in workload.classes if language in c.language]
     usual = max(24, min(2000, round(sum(lengths) / len(lengths) / prompter.fit(language).per_unit)))
     for n in (usual // 2, usual // 2 + 1, usual, usual + 1, usual + 2, usual + 3):
-        count = _used(target, workload, [Message("user", prompter.turn(PROBE + n, 0, n, language))])
-        if count:
-            seen.append((n, count))
-    return seen
+        facts = _asked(target, workload, [Message("user", prompter.turn(PROBE + n, 0, n, language))])
+        if facts.get("prompt_tokens"):
+            seen.append((n, facts["prompt_tokens"]))
+        elif facts["outcome"] != "ok":
+            refused = f"a calibrating prompt of such a length failed: {facts['outcome']} ({facts.get('detail')})"
+    return seen, refused
 
 
-def _used(target: Target, workload: Workload, messages: Sequence[Message]) -> int | None:
-    """Prompt tokens by the usage of a one-token request."""
-    facts = ask_once(target, body_of(target, messages, 1, target.options(workload, stream=False)), False,
-                     workload.timeout_s)  # fmt: skip
-    count: int | None = facts.get("prompt_tokens")
-    return count
+def _asked(target: Target, workload: Workload, messages: Sequence[Message]) -> dict[str, Any]:
+    """What became of a one-token request; its usage counts the prompt."""
+    body = body_of(target, messages, 1, target.options(workload, stream=False))
+    return ask_once(target, body, False, workload.timeout_s)
 
 
 def _with_messages(target: Target, workload: Workload, prompter: Prompter, language: str) -> Prompter:
     """What a further message adds: the same text sent as three messages and as one."""
     said = [prompter.turn(PROBE, turn, 30, language) for turn in range(3)]
     three = [Message(role, text) for role, text in zip(("user", "assistant", "user"), said, strict=True)]
-    counts = [_used(target, workload, m) for m in (three, [Message("user", "\n\n".join(said))])]
+    both = (three, [Message("user", "\n\n".join(said))])
+    counts = [_asked(target, workload, m).get("prompt_tokens") for m in both]
     if counts[0] is None or counts[1] is None:
         return prompter
     return dataclasses.replace(prompter, per_message=min(max((counts[0] - counts[1]) / 2, 0.0), 40.0))
@@ -134,7 +138,7 @@ def counter(target: Target, workload: Workload, prompter: Prompter) -> Counter |
     for n in (40, 90):
         messages = [Message("user", prompter.turn(PROBE, 0, n, language))]
         counted = found.count(messages)
-        used = None if counted is None else _used(target, workload, messages)
+        used = None if counted is None else _asked(target, workload, messages).get("prompt_tokens")
         if counted is None or used is None:
             return None
         offsets.add(used - counted)

@@ -100,7 +100,7 @@ class Driver:
         start = self.begin(self.clock.now() + 20 * NS_PER_MS + 8_000 * len(schedule))
         turn = _Turn(point.pacer(start), Progress(point), self._bodies(point), _Outcomes(self.recorder))
         row = {"point": point.number, "mode": point.mode, "target": point.target, "start_ns": start,
-               "label": point.label}  # fmt: skip
+               "label": point.label, "elastic": point.elastic}  # fmt: skip
         self.recorder.begin_point(row, planned(point, start))
         while (left := start - self.clock.now()) > 0:
             self.client.poll(left)
@@ -169,7 +169,7 @@ class Driver:
         for row in range(len(ids)):
             if turn.sent[row]:
                 continue
-            if row not in lost and point.elastic and not reason:
+            if row not in lost and point.elastic:
                 unplanned.append(ids[row])
                 continue
             why = "an earlier turn of its session failed" if row in lost else reason or "not reached"

@@ -15,7 +15,7 @@ import orjson
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.schedule import Workload
 from whywait.engines import EngineTable, detect
-from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, WhywaitError, WrongModel
+from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError, WhywaitError, WrongModel
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
 from whywait.net.dialect import request_body
@@ -129,6 +129,22 @@ def aloud(endpoint: Endpoint) -> list[dict[str, str]]:
 def raise_for_auth(status: int, endpoint: Endpoint) -> None:
     if status in (401, 403):
         raise_for(status, endpoint.netloc)
+
+
+def fit_context(target: Target, workload: Workload) -> None:
+    """Better said now than by every request failing, or ending short.
+
+    Raises:
+        UsageError: the fixed lengths of a class cannot fit the context the service says it has.
+    """
+    most = target.limits.get("ctx_per_slot")
+    for c in workload.classes:
+        fixed = c.prompt_tokens.kind == c.output_tokens.kind == "fixed"
+        if most and fixed and c.prompt_tokens.a + c.output_tokens.a > most:
+            raise UsageError(
+                f"prompt {c.prompt_tokens.a:g} + output {c.output_tokens.a:g} tokens do not fit the context of {most}",
+                "shorten them: --prompt-tokens, --output-tokens",
+            )
 
 
 def first_request(target: Target, workload: Workload, stream: bool, tokens: int = 8) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -17,13 +18,14 @@ def watcher(stream: TextIO | None = None) -> Callable[[Any], None]:
         what = f"concurrency {p.point.target:g}" if p.point.mode == "concurrency" else f"{p.point.target:g} requests/s"
         what += f" ({p.point.label})" if p.point.label else ""
         if not moving:
-            if id(p.point) not in said:
-                said.add(id(p.point))
+            if p.point.number not in said:
+                said.add(p.point.number)
                 print(f"measuring {what} …", file=stream, flush=True)
             return
         left = "" if p.point.duration_s is None else f" of {p.point.duration_s:.0f}"
         line = f"{what}: {p.elapsed_s:.0f}{left} s, {p.ended} done, {p.in_flight} in flight, {p.chunks} chunks"
-        print(f"\r{line[:118]:<118}", end="", file=stream, flush=True)
+        width = max(20, shutil.get_terminal_size().columns - 1)  # a longer line would wrap and pile up
+        print(f"\r{line[:width]:<{width}}", end="", file=stream, flush=True)
 
     return watch
 
@@ -32,4 +34,4 @@ def done(stream: TextIO | None = None) -> None:
     """Leave the moving line."""
     stream = stream or sys.stderr
     if stream.isatty():
-        print(f"\r{'':<118}\r", end="", file=stream, flush=True)
+        print(f"\r{'':<{max(20, shutil.get_terminal_size().columns - 1)}}\r", end="", file=stream, flush=True)

@@ -94,6 +94,7 @@ def _table(points: list[dict[str, Any]], start: int, summary: dict[str, Any]) ->
 def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]], str]]]:
     rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("requests ok / planned", lambda p: f"{p['counts'].get('ok', 0)} / {sum(p['counts'].values())}"),
+        *((f"  {o.replace('_', ' ')}", _count(o)) for o in dict.fromkeys(_failures(summary))),
         ("output tokens/s", lambda p: number(p["output_tokens_per_s"])),
         ("requests/s", lambda p: number(p["requests_per_s"])),
     ]
@@ -126,6 +127,14 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
     rows.append(("the device is in", lambda _p: ""))
     rows += [(f"  {name}", _device(key)) for key, name in DEVICE_NAMES.items()]
     return rows
+
+
+def _failures(summary: dict[str, Any]) -> list[str]:
+    return [o for p in summary["points"] for o, n in p["counts"].items() if n and o != "ok"]
+
+
+def _count(outcome: str) -> Callable[[dict[str, Any]], str]:
+    return lambda p: str(p["counts"].get(outcome) or "–")
 
 
 def _quantile(key: str, q: str) -> Callable[[dict[str, Any]], str]:

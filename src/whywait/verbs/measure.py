@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from whywait import app
 from whywait.core.schedule import SLO_KEYS, Lengths, Workload, parse_stages
@@ -24,6 +25,9 @@ from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 
 #: Prompt and output tokens of diagnose: short enough on the embedded engine that three minutes hold many requests.
 DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
+
+#: Requests of one load point: their plan lies in memory.
+MOST_ROWS = 5_000_000
 
 #: Body fields that are the measurement's own, and the flag for each.
 OWN_FIELDS = {"model": "--model", "stream": "--no-stream", "messages": "--workload", "prompt": "--workload",
@@ -47,6 +51,9 @@ def sweep(args: argparse.Namespace) -> int:
 def diagnose(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
     budget = duration(args.budget, "--budget")
+    _writable(args.report)
+    if args.slots and (args.url or args.launch):
+        raise UsageError("--slots is for the embedded engine", "leave it out: the service has its own limit")
     with _service(args, embedded_slots=args.slots or 4) as engine:
         lengths = DIAGNOSE_LENGTHS["embedded" if engine is not None and engine.kind == "embedded" else "other"]
         if not args.workload:
@@ -56,19 +63,31 @@ def diagnose(args: argparse.Namespace) -> int:
         stderr(f"diagnosing {options.url} for about {budget:.0f} s")
         result = app.diagnose(options, budget, watch=live.watcher(), engine=engine)
         live.done()
+        code = _finish(args, result, gates)
         report = Path(args.report) if args.report else result.directory / "report.html"
         app.write_report(result, report)
         stderr(f"report: {report}")
-        return _finish(args, result, gates)
+        return code
 
 
 def show(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
+    _writable(args.html)
     result = app.show(args.run_dir)
     if args.html:
         app.write_report(result, Path(args.html))
         stderr(f"report: {args.html}")
     return _finish(args, result, gates, judged_only=True)
+
+
+def _writable(path: str | None) -> None:
+    """Better said before three minutes of measuring than after.
+
+    Raises:
+        UsageError: a report cannot be written there.
+    """
+    if path and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise UsageError(f"cannot write a report to {path}", "give a file in a folder that exists")
 
 
 def _measure(args: argparse.Namespace, loads: list[app.Load]) -> int:
@@ -110,7 +129,7 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         load_ok=args.load,
         out=args.out,
         slo=slo(args.slo) or _common_slo(workload),
-        seed=args.seed,
+        seed=workload.seed,
         floor=args.floor,
         processes=getattr(args, "processes", 1),
         command=_command(args),
@@ -156,7 +175,9 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _workload(args: argparse.Namespace) -> Workload:
     base = Workload.from_toml(Path(args.workload)) if args.workload else Workload()
-    changes: dict[str, object] = {"timeout_s": duration(args.timeout, "--timeout")}
+    changes: dict[str, object] = {}
+    if args.timeout is not None:
+        changes["timeout_s"] = duration(args.timeout, "--timeout")
     for flag in ("cache", "temperature", "arrivals", "cv", "burst", "trace", "speed", "max_in_flight"):
         if getattr(args, flag, None) is not None:
             changes[flag] = getattr(args, flag)
@@ -164,7 +185,7 @@ def _workload(args: argparse.Namespace) -> Workload:
         changes["ramp_s"] = duration(args.ramp, "--ramp")
     if getattr(args, "stages", None):
         changes["stages"] = parse_stages(args.stages)
-    if args.workload is None or args.seed != 1:
+    if args.seed is not None:
         changes["seed"] = args.seed
     lengths = {k: Lengths.parse(getattr(args, k)) for k in ("prompt_tokens", "output_tokens") if getattr(args, k)}
     if lengths and len(base.classes) > 1:
@@ -182,6 +203,11 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 
 def _load(args: argparse.Namespace, mode: str, target: float) -> app.Load:
+    if mode == "concurrency" and args.arrivals:
+        raise UsageError("--arrivals is for an open loop", "give --rate, or leave it out")
+    most = args.requests or (target * (duration(args.duration, "--duration") if args.duration else 30))
+    if most > MOST_ROWS or target > MOST_ROWS:
+        raise UsageError(f"{most:,.0f} requests are more than one run holds", f"at most {MOST_ROWS:,} a point")
     seconds = duration(args.duration, "--duration") if args.duration else None
     return app.Load(mode, float(target), args.requests, seconds)
 
@@ -216,12 +242,28 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
     failed = failed_gates(gates, result.summary)
     if failed:
         raise GateFailed("; ".join(failed))
-    if not judged_only and not any(p["counts"].get("ok") for p in result.summary["points"]):
-        stderr("whywait: no request succeeded")
+    if not judged_only and (failed_most := _mostly_failed(result.summary)):
+        stderr(f"whywait: {failed_most}")
         return EXIT_SERVICE
     if args.strict and not any(v.state == "holds" for v in result.verdicts):
         return EXIT_UNDECIDED
     return EXIT_OK
+
+
+def _mostly_failed(summary: dict[str, Any]) -> str:
+    """What to say when more requests failed than succeeded, else ''."""
+    totals: dict[str, int] = {}
+    for p in summary["points"]:
+        for outcome, n in p["counts"].items():
+            totals[outcome] = totals.get(outcome, 0) + n
+    ok = totals.pop("ok", 0)
+    for ours in ("censored", "never_sent", "cancelled"):
+        totals.pop(ours, None)
+    failed = sum(totals.values())
+    if failed <= ok and (ok or not summary["points"]):
+        return ""
+    worst = ", ".join(f"{n} {o}" for o, n in sorted(totals.items(), key=lambda x: -x[1]) if n)
+    return f"{failed} requests failed ({worst}), {ok} succeeded" if failed else "no request succeeded"
 
 
 def duration(value: str, flag: str) -> float:
