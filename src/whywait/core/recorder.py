@@ -222,6 +222,10 @@ def recover(directory: Path) -> Run:
     spools = [s for s in spools_of(directory) if (s / "log.jsonl").exists()]
     if not spools:
         raise UsageError(f"{directory} holds no whywait run", "a run is a folder with manifest.json in it")
-    run = assemble(spools, None)
+    try:
+        run = assemble(spools, None)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+        what = f"{directory} holds a damaged spool ({type(exc).__name__}: {exc})"
+        raise UsageError(what, "restore it from a copy") from exc
     reason = "the process that recorded it ended before it was finished"
     return dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, partial=True, partial_reason=reason))

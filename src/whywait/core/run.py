@@ -43,6 +43,12 @@ class Manifest:
     doubts: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):  # a file may hold anything
+            kind = type(f.default_factory() if callable(f.default_factory) else f.default)
+            if not isinstance(getattr(self, f.name), kind):
+                raise ValueError(f"{f.name} must be of type {kind.__name__}")
+        if not all(isinstance(v, (int, float)) for v in self.slo.values()):
+            raise ValueError("the bounds of an SLO must be numbers")
         if self.made_by not in MADE_BY:
             raise ValueError(f"made_by must be one of {MADE_BY}")
 

@@ -19,6 +19,7 @@ from whywait.net.clock import Clock
 from whywait.units import NS_PER_MS, NS_PER_S
 
 MAX_FAILED_IN_A_ROW = 50
+MAX_TIMEOUTS = 3  # with no success yet: a service that never answers would hold us for hours
 STILL_NS = 500 * NS_PER_MS  # a turn of the loop takes a few ms, at most the 100 ms it sleeps
 
 Stop = Callable[[Progress], str]
@@ -102,6 +103,8 @@ class Guard:
         client = self._client
         if self._recorder.complaint:
             return f"the disk takes no more ({self._recorder.complaint})"
+        if not client.succeeded and client.timeouts >= MAX_TIMEOUTS:
+            return f"{client.timeouts} requests timed out and none succeeded"
         if client.failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             return f"{client.failed_in_a_row} requests failed in a row ({client.last_failure})"
         return self._stop(progress)

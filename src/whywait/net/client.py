@@ -80,7 +80,7 @@ class Client:
         self.endpoint, self.recorder, self.clock = endpoint, recorder, clock
         self.in_flight = 0
         self.reads = self.coalesced_reads = self.coalesced_late = self.chunks = self.coalesced_chunks = 0
-        self.user_stamps = self.succeeded = self.failed = self.failed_in_a_row = 0
+        self.user_stamps = self.succeeded = self.failed = self.failed_in_a_row = self.timeouts = 0
         self.last_failure = ""
         self.lag = stamps.LagHistogram()  # kernel stamp → our read
         self.send_lag = stamps.LagHistogram()  # due → sent
@@ -323,6 +323,7 @@ class Client:
         else:
             self.failed += 1
             self.failed_in_a_row += 1
+            self.timeouts += event.facts["outcome"] == "timeout"
             self.last_failure = f"{event.facts['outcome']}: {event.facts['detail']}"
         self._finished.append((flight.call.row, event.t_ns))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,6 +213,9 @@ def _call(
     headers = {name: value for name, value in headers.items() if name != "Accept"} | {"Accept": "*/*"}
     if body is not None:
         headers["Content-Type"] = "application/json"
+    late = threading.Timer(timeout_s * 1.5, _hang_up, [conn])  # a byte now and then must not keep us for ever
+    late.daemon = True
+    late.start()
     try:
         conn.request(method, target, body=body, headers=headers)
         answer = conn.getresponse()
@@ -229,7 +234,13 @@ def _call(
     except OSError as exc:
         raise Unreachable(f"{endpoint.netloc}: {exc.strerror or exc}", "check the URL and the network") from None
     finally:
+        late.cancel()
         conn.close()
+
+
+def _hang_up(conn: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        conn.sock.shutdown(socket.SHUT_RDWR)
 
 
 def raise_for(status: int, what: str, message: str = "") -> None:
