@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from whywait.app import Load
 from whywait.core.check import violations
 from whywait.core.recorder import spools_of
 from whywait.core.run import Run, concat
@@ -26,7 +27,6 @@ from whywait.load.driver import Point, Progress
 from whywait.load.recipe import closed_schedule, open_schedule
 from whywait.load.shards import split
 from whywait.load.stub import StubProcess
-from whywait.app import Load
 from whywait.session import Options, Session
 
 SESSIONS = Workload((RequestClass(turns=Lengths("fixed", 3)),))

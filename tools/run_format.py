@@ -18,7 +18,7 @@ Made by `python tools/run_format.py` from `src/whywait/core/columns.py`; do not 
 | `summary.json` | the figures, with stable keys (`docs/metrics.md` defines them) |
 | `*.parquet` | the tables below, zstd; readable by pyarrow, pandas, polars, DuckDB. `steps` is absent when there are none |
 | `report.html` | after `diagnose` |
-| `spool/`, `spool-0/`, … | only while a run is going on, or when it was cut off: `whywait show` reads them and says PARTIAL. One for each process (`docs/nothing-lost.md`) |
+| `spool/`, `spool-0/` … | while a run goes on, or when it was cut off; one per process (`docs/nothing-lost.md`) |
 
 Times (`*_ns`) are nanoseconds after `zero_unix_ns` of the manifest. Null means unknown, never 0.
 """
