@@ -385,3 +385,14 @@ def test_a_whole_run_through_the_command_line(tmp_path: Path) -> None:
 def test_a_redirect_of_the_first_request_is_named() -> None:
     with redirecting() as url, pytest.raises(NotAnEndpoint, match="307"):
         first_request(find(parse_url(url), None), Workload(), True)
+
+
+def test_session_tickets_do_not_cost_a_connection(pki: Path, stub: Any, tmp_path: Path) -> None:
+    """A TLS 1.3 server says something after the handshake, unasked; that is no reason to hang up."""
+    from tests.test_stream_cases import closed, measure
+
+    with Relay(stub.stub.server.port, server_tls(pki)) as relay:
+        url, reach = f"https://127.0.0.1:{relay.port}", Reach(ca=str(pki / "ca.pem"))
+        run, _ = measure(url, tmp_path / "r", closed(9, 3), reach=reach)
+        assert relay.accepted == 3
+    assert run.requests["connect_ns"].tolist() == [0] * 9
