@@ -255,9 +255,9 @@ def test_body_fields_are_merged_and_win(stub: Any) -> None:
 
 
 @contextlib.contextmanager
-def redirecting(**to: str) -> Iterator[str]:
-    """A server that sends each path on; the others are what a service with one model says."""
-    seen: list[str] = []
+def redirecting(seen: list[str] | None = None, **to: str) -> Iterator[str]:
+    """A server that sends each path on; the others are what a service with one model says. ``seen``: the keys it got."""
+    seen = [] if seen is None else seen
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -303,10 +303,12 @@ def test_a_redirect_on_the_same_server_is_followed() -> None:
 
 
 def test_a_redirect_to_another_server_is_named_and_gets_no_key() -> None:
-    with redirecting() as other, redirecting(v1_models=f"{other}/v1/models") as url:
+    got: list[str] = []
+    with redirecting(got) as other, redirecting(v1_models=f"{other}/v1/models") as url:
         with pytest.raises(NotAnEndpoint) as facts:
             base_of(url)
         assert f"redirects to {other}/v1" in str(facts.value)
+    assert got == []
 
 
 def test_redirects_in_a_circle_end() -> None:
