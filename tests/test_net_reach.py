@@ -256,7 +256,7 @@ def test_body_fields_are_merged_and_win(stub: Any) -> None:
 
 @contextlib.contextmanager
 def redirecting(seen: list[str] | None = None, **to: str) -> Iterator[str]:
-    """A server that sends each path on; the others are what a service with one model says. ``seen``: the keys it got."""
+    """A server that sends each path on; the others are what a service with one model says. ``seen``: keys it got."""
     seen = [] if seen is None else seen
 
     class Handler(BaseHTTPRequestHandler):
