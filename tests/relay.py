@@ -25,6 +25,7 @@ class Relay:
         name = self._listener.getsockname()
         self.port = 0 if unix is not None else int(name[1])
         self.heads: list[str] = []
+        self.accepted = 0
         self._socks: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
@@ -52,6 +53,7 @@ class Relay:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            self.accepted += 1
             self._run(self._serve, sock)
 
     def _serve(self, sock: socket.socket) -> None:

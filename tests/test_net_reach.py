@@ -255,9 +255,9 @@ def test_body_fields_are_merged_and_win(stub: Any) -> None:
 
 
 @contextlib.contextmanager
-def redirecting(**to: str) -> Iterator[str]:
-    """A server that sends each path on; the others are what a service with one model says."""
-    seen: list[str] = []
+def redirecting(seen: list[str] | None = None, **to: str) -> Iterator[str]:
+    """A server that sends each path on; the others are what a service with one model says. ``seen``: keys it got."""
+    seen = [] if seen is None else seen
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -303,10 +303,12 @@ def test_a_redirect_on_the_same_server_is_followed() -> None:
 
 
 def test_a_redirect_to_another_server_is_named_and_gets_no_key() -> None:
-    with redirecting() as other, redirecting(v1_models=f"{other}/v1/models") as url:
+    got: list[str] = []
+    with redirecting(got) as other, redirecting(v1_models=f"{other}/v1/models") as url:
         with pytest.raises(NotAnEndpoint) as facts:
             base_of(url)
         assert f"redirects to {other}/v1" in str(facts.value)
+    assert got == []
 
 
 def test_redirects_in_a_circle_end() -> None:
@@ -385,3 +387,14 @@ def test_a_whole_run_through_the_command_line(tmp_path: Path) -> None:
 def test_a_redirect_of_the_first_request_is_named() -> None:
     with redirecting() as url, pytest.raises(NotAnEndpoint, match="307"):
         first_request(find(parse_url(url), None), Workload(), True)
+
+
+def test_session_tickets_do_not_cost_a_connection(pki: Path, stub: Any, tmp_path: Path) -> None:
+    """A TLS 1.3 server says something after the handshake, unasked; that is no reason to hang up."""
+    from tests.test_stream_cases import closed, measure
+
+    with Relay(stub.stub.server.port, server_tls(pki)) as relay:
+        url, reach = f"https://127.0.0.1:{relay.port}", Reach(ca=str(pki / "ca.pem"))
+        run, _ = measure(url, tmp_path / "r", closed(9, 3), reach=reach)
+        assert relay.accepted == 3
+    assert run.requests["connect_ns"].tolist() == [0] * 9

@@ -271,6 +271,40 @@ def test_a_service_that_is_not_there(tmp_path: Path) -> None:
     assert row["outcome"] == "refused"
 
 
+def test_a_service_that_speaks_something_else(tmp_path: Path) -> None:
+    for said in (b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"x" * (proxy_module.MAX_HEAD + 1)):
+        with scripted([said]) as (url, _), Recording(url, tmp_path / str(len(said))) as recording:
+            answer = talk(recording.url, ask())
+            assert b"upstream_protocol" in answer
+            assert until(recording.rows)[0]["outcome"] == "protocol"
+
+
+@pytest.mark.parametrize("where", ["watch", "read", "end"])
+def test_a_fault_of_ours_in_looking_is_not_felt_by_the_client(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    target = "whywait.net.record.Recorder.watch" if where == "watch" else f"whywait.net.record.Watched.{where}"
+    monkeypatch.setattr(target, broken)
+    with scripted(STREAM, STREAM) as (url, _), Recording(url, tmp_path) as recording:
+        recording.proxy.watch = recording.recorder.watch
+        for _ in range(2):
+            assert talk(recording.url, ask(), len(WHOLE)) == WHOLE
+        until(lambda: recording.proxy.counts.unwatched == 2)
+        until(lambda: recording.proxy.counts.in_flight == 0)
+
+
+def test_a_prompt_nested_beyond_reason_passes(tmp_path: Path) -> None:
+    data = b'{"model":"m","stream":true,"tools":' + b"[" * 1000 + b"]" * 1000 + b',"messages":7}'
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    with scripted(STREAM) as (url, _), Recording(url, tmp_path) as recording:
+        assert talk(recording.url, request, len(WHOLE)) == WHOLE
+        row = until(recording.rows)[0]
+    assert (row["outcome"], row["blocks"], row["output_tokens"]) == ("ok", [], 2)
+
+
 def test_what_is_learnt_of_a_request(tmp_path: Path) -> None:
     body = {"max_completion_tokens": 9, "user": "ada", "metadata": {}, "model": "org/model-1:2"}
     thought = {"choices": [{"delta": {"reasoning_content": "hm"}}]}
@@ -308,7 +342,7 @@ def test_the_real_client_with_64_streams(stub: Any, tmp_path: Path) -> None:
     assert Counter(r["outcome"] for r in rows) == {"ok": 192}
     assert {r["output_tokens"] for r in rows} == {6}
     assert sorted(r["prompt_tokens"] for r in rows) == sorted(run.requests["prompt_tokens"].astype(int).tolist())
-    assert len(read([recording.path])) == 192
+    assert len(read([recording.path])) == len(read([tmp_path / "rec"])) == 192
 
 
 @pytest.mark.parametrize(

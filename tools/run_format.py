@@ -20,8 +20,7 @@ written last: its presence marks the run as whole |
 | `summary.json` | the figures, with stable keys (`docs/metrics.md` defines them) |
 | `*.parquet` | the tables below, zstd; readable by pyarrow, pandas, polars, DuckDB; no `steps` when there are none |
 | `report.html` | after `diagnose` |
-| `spool/`, `spool-0/`, … | while a run is going on, or when it was cut off, one for each process \
-(`docs/nothing-lost.md`): `whywait show` reads them and says PARTIAL |
+| `spool/`, `spool-0/` … | while a run goes on, or when it was cut off; one per process (`docs/nothing-lost.md`) |
 
 Times (`*_ns`) are nanoseconds after `zero_unix_ns` of the manifest. Null means unknown, never 0.
 """

@@ -30,7 +30,7 @@ from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
 from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
-from whywait.load.recipe import Load, schedule_of
+from whywait.load.recipe import Load, closed_schedule, schedule_of
 from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
@@ -256,11 +256,11 @@ class Session:
         if self.target.endpoint.loopback or not self.options.load_ok:
             return
         o, n = self.options, self.options.max_requests
-        tokens = sum(c.share * (c.prompt_tokens.a + c.output_tokens.a) for c in o.workload.classes)
-        tokens /= sum(c.share for c in o.workload.classes)
-        most = f"requests of about {tokens:,.0f} tokens"
-        if n:
-            most = f"at most {n} requests, about {n * tokens:,.0f} tokens"
+        like = closed_schedule(o.workload, min(n or 200, 1000))  # histories, thinking and traces included
+        tokens = float(np.mean(like.prompt_tokens + like.output_tokens))
+        most = (
+            f"at most {n} requests, about {n * tokens:,.0f} tokens" if n else f"requests of some {tokens:,.0f} tokens"
+        )
         where = self.target.endpoint.netloc
         self._say(f"load on {where}: {most}; it stops at {ERROR_SHARE_STOP:.0%} errors or foreign traffic")
 

@@ -14,6 +14,7 @@ from whywait.convert.openai_log import INPUT, OUTPUT, OpenAiLog
 from whywait.convert.recording import HEAD, Recording
 from whywait.convert.traces import Lines, Record, Trace, build
 from whywait.errors import UsageError
+from whywait.net.record import FILE
 
 CSV = {"azure": formats.azure, "burstgpt": formats.burstgpt}
 JSONL: dict[str, Callable[[str], Record]] = {
@@ -29,6 +30,7 @@ def read(paths: Sequence[Path], form: str = "auto") -> Trace:
     Raises:
         UsageError: a file cannot be read, is of no known format or mostly garbage, or they hold no request.
     """
+    paths = [path / FILE if path.is_dir() else path for path in paths]  # the folder of a recording will do
     known = {path: sniff(path) if form == "auto" else form for path in paths}
     kinds = sorted(set(known.values()))
     if len(kinds) > 1:

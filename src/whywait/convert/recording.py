@@ -9,6 +9,7 @@ from whywait.convert.traces import Bad, Record, Skip, whole
 
 HEAD = "whywait_recording"
 KNOWN_VERSION = 1
+FAILED = ("http_error", "shed", "inband_error", "protocol", "refused", "reset")
 
 
 class Recording:
@@ -36,7 +37,7 @@ class Recording:
         if what != "ended":
             raise Bad("an 'arrived' or 'ended' event")
         self._open.discard(number)
-        if row.get("outcome") in ("http_error", "inband_error", "refused", "reset"):
+        if row.get("outcome") in FAILED:
             raise Skip(f"requests that failed ({row['outcome']})")
         if row.get("prompt_tokens") is None or row.get("output_tokens") is None:
             raise Skip("requests whose answer said no usage (streams need stream_options.include_usage)")

@@ -222,16 +222,21 @@ def _chains(count: Ints, reuse: Ints, ago: Ints) -> list[list[int]]:
     for i, (n, h, back) in enumerate(zip(count.tolist(), reuse.tolist(), ago.tolist(), strict=True)):
         shared: list[int] = []
         if h and i:
-            long_enough = np.flatnonzero(count[:i] >= h)
-            if len(long_enough):
-                at = int(long_enough[np.argmin(np.abs(long_enough - (i - back)))])
-            else:
-                at = int(np.argmax(count[:i]))
-            shared = out[at][:h]
+            shared = out[_nearest(count[:i], h, i - back)][:h]
         new = n - len(shared)
         out.append(shared + list(range(fresh, fresh + new)))
         fresh += new
     return out
+
+
+def _nearest(count: Ints, least: int, wanted: int) -> int:
+    """The index nearest to ``wanted`` whose count is at least ``least``; the largest of all where none is."""
+    for reach in (32, 1024, len(count)):  # nearly always there is one close by
+        low = max(0, wanted - reach)
+        found = np.flatnonzero(count[low : wanted + reach + 1] >= least) + low
+        if len(found):
+            return int(found[np.argmin(np.abs(found - wanted))])
+    return int(np.argmax(count))
 
 
 def _plain(x: Stage | Bucket) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class OpenLoop:
     """Send each row at its own ``due_ns``, whatever came of the others: an absolute timetable that never slips.
 
     Rows that follow another are due after it. ``most`` bounds the requests in flight: what is due then waits for a
-    place, still due when it was due, so that its wait counts; ``held`` tells how many did. After ``stop_ns`` no
+    place, still due when it was due, so that its wait counts. After ``stop_ns`` no
     follower becomes due any more, while the timetable itself is kept to its end.
     """
 
@@ -157,9 +157,8 @@ class OpenLoop:
         self._roots = rows.tolist()
         self._due = [start_ns + d for d in due_ns[rows].tolist()]
         self._followers = _Followers(chains, start_ns)
-        self._next = self._flying = self.held = 0
+        self._next = self._flying = 0
         self._most, self._stop = most, stop_ns
-        self._full_until = -1
 
     @property
     def lost(self) -> list[int]:
@@ -176,7 +175,6 @@ class OpenLoop:
         else:
             row = self._roots[self._next]
             self._next += 1
-        self.held += due < self._full_until
         self._flying += 1
         return row, due
 
@@ -184,8 +182,6 @@ class OpenLoop:
         return None if self._flying == self._most else self._earliest()
 
     def done(self, row: int, now_ns: int, ok: bool = True) -> None:
-        if self._flying == self._most:
-            self._full_until = now_ns
         self._flying -= 1
         self._followers.done(row, now_ns, ok, self._stop)
 

@@ -88,7 +88,6 @@ class Driver:
     stop: Callable[[Progress], str] = lambda _p: ""
     begin: Callable[[int], int] = lambda start_ns: start_ns  # the start that the shards of a run agree on
     cpu_ns: dict[int, int] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)  # by point: requests that had to wait under max_in_flight
 
     def run(self, point: Point) -> str:
         """Drive the point; returns '' or the reason it was cut short. The recorder holds the result either way."""
@@ -117,8 +116,6 @@ class Driver:
             gc.unfreeze()
         self._close(turn, reason)
         self.cpu_ns[point.number] = time.process_time_ns() - cpu
-        if isinstance(turn.pacer, OpenLoop) and point.max_in_flight is not None:
-            self.held[point.number] = turn.pacer.held
         return reason
 
     def _bodies(self, point: Point) -> _Bodies:

@@ -213,8 +213,8 @@ class Client:
             elif conn.fresh and n != 0:
                 conn.fresh = False
                 self._idle.append(conn)
-            elif n >= 0:
-                self._drop(conn)  # closed while idle, or it speaks unasked
+            elif n == 0 or data or conn.ended:
+                self._drop(conn)  # closed while idle, or it speaks unasked (TLS may, among itself)
             return
         if n > 0 and flight is not None:
             if data:

@@ -47,6 +47,7 @@ class Counts:
     requests: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
+    unwatched: int = 0
 
 
 class Framing:
@@ -97,7 +98,7 @@ class Exchange:
         counts.in_flight += 1
         counts.most_in_flight = max(counts.most_in_flight, counts.in_flight)
         self._upstream.send(self._proxy.head(self._request) + self._request.body)
-        self._watcher = watch(self._request)
+        self._watcher = self._safely(watch, self._request)
 
     def _data(self, data: bytes) -> None:
         if self._framing is None:
@@ -109,7 +110,7 @@ class Exchange:
         framing.feed(data)
         self._reply.push(data)
         if self._watcher:
-            self._watcher.read(data)
+            self._safely(self._watcher.read, data)
         if framing.broken or framing.complete or (self._request.method == "HEAD" and not self._over):
             keep = self._request.method == "HEAD" or (framing.keep_alive and not framing.broken)
             self._finish("", keep)
@@ -183,7 +184,16 @@ class Exchange:
             self._over = True
             self._proxy.counts.in_flight -= 1
             if self._watcher:
-                self._watcher.end(reason)
+                self._safely(self._watcher.end, reason)
+
+    def _safely(self, call: Callable[[Any], Any], what: Any) -> Any:
+        """Whatever is wrong with our looking, the client must not feel it."""
+        try:
+            return call(what)
+        except Exception:
+            self._watcher = None
+            self._proxy.counts.unwatched += 1
+            return None
 
 
 class Proxy:

@@ -102,6 +102,9 @@ class Recorder:
         except StopIteration:
             self._work.popleft()
             watched.hashed()
+        except Exception:  # a prompt so odd that it cannot be read, such as one nested a thousand deep
+            self._work.popleft()
+            watched.hashed(known=False)
         return monotonic_ns() + 1 if self._work else None
 
     def finish(self) -> None:
@@ -192,8 +195,8 @@ class Watched:
             self._recorder.without_usage += 1
         self._done()
 
-    def hashed(self) -> None:
-        self._row.update(blocks=self.chain.hashes, prompt_words=self.chain.words)
+    def hashed(self, known: bool = True) -> None:
+        self._row.update(blocks=self.chain.hashes if known else [], prompt_words=self.chain.words if known else None)
         self._done()
 
     def _done(self) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from whywait.errors import UsageError
 from whywait.net.endpoint import parse_url
@@ -52,12 +53,11 @@ def record(args: argparse.Namespace) -> int:
         proxy.close()  # what is in flight ends, and is noted
     recorder.finish()
     book.close()
-    _report(args, recorder, book)
+    _report(args, {**recorder.facts(), "unwatched": proxy.counts.unwatched, "recording": str(book.path)})
     return 0
 
 
-def _report(args: argparse.Namespace, recorder: Recorder, book: Book) -> None:
-    facts = {**recorder.facts(), "recording": str(book.path)}
+def _report(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     if args.json:
         json.dump(facts, sys.stdout, indent=2)
         print()
@@ -68,7 +68,9 @@ def _report(args: argparse.Namespace, recorder: Recorder, book: Book) -> None:
         print(f"{facts['without_usage']:,} answers said no usage: ask for it by stream_options.include_usage")
     if facts["lines_lost"]:
         print(f"{facts['lines_lost']:,} lines could not be written (disk full?)")
-    print(f"next: whywait workload fit {book.path}")
+    if facts["unwatched"]:
+        print(f"{facts['unwatched']:,} requests passed but could not be read: a fault of ours, please report it")
+    print(f"next: whywait workload fit {facts['recording']}")
 
 
 @contextlib.contextmanager
