@@ -124,6 +124,16 @@ def test_bursts_stay_together() -> None:
     within(trace, rows)
 
 
+def test_the_rate_changes_when_it_did_in_the_log() -> None:
+    """Pooled gaps have the right quantiles and would still spread the rush over the whole day."""
+    rng = np.random.default_rng(2)
+    gaps = np.concatenate([rng.exponential(1, 2000), rng.exponential(0.05, 2000)])
+    trace = build([Record(float(t), 10, 10) for t in np.cumsum(gaps)], "test", [])
+    at = fit(trace).sample(seed=1).at_s
+    for i in (1000, 1800, 2200, 3000):  # the change itself is known to within a stretch of 300 requests
+        assert at[i] / at[-1] == pytest.approx(trace.at_s[i] / trace.at_s[-1], abs=0.01)
+
+
 def test_fewer_more_and_faster() -> None:
     trace = bursty(1000)
     fitted = fit(trace)

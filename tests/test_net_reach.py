@@ -304,10 +304,10 @@ def test_a_redirect_on_the_same_server_is_followed() -> None:
 
 def test_a_redirect_to_another_server_is_named_and_gets_no_key() -> None:
     got: list[str] = []
-    with redirecting(got) as other, redirecting(v1_models=f"{other}/v1/models") as url:
+    with redirecting(got) as other, redirecting(v1_models=f"{other}/api/models") as url:
         with pytest.raises(NotAnEndpoint) as facts:
             base_of(url)
-        assert f"redirects to {other}/v1" in str(facts.value)
+        assert f"redirects to {other}/api" in str(facts.value)
     assert got == []
 
 
@@ -325,7 +325,7 @@ def test_a_redirect_under_load_is_an_error_of_the_url() -> None:
 def test_tls_goodbye_ends_a_body_though_the_connection_stays(pki: Path) -> None:
     """close_notify is the end of a close-delimited answer, even where TCP is left open."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    said = b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
+    said = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
     listener, release = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def serve() -> None:
@@ -351,7 +351,7 @@ def test_tls_goodbye_ends_a_body_though_the_connection_stays(pki: Path) -> None:
     thread.start()
     try:
         facts = ask(f"https://127.0.0.1:{listener.getsockname()[1]}", ca=str(pki / "ca.pem"))
-        assert (facts["outcome"], facts["content_chunks"]) == ("ok", 1)
+        assert (facts["outcome"], facts["content_chunks"]) == ("truncated", 1)  # not a timeout
         assert not release.is_set()
     finally:
         release.set()

@@ -249,7 +249,8 @@ def test_connections_go_in_pairs(tmp_path: Path) -> None:
         assert talk(recording.url, ask()) == answer[0]
 
 
-def test_a_client_that_leaves_ends_the_work_of_the_service(tmp_path: Path) -> None:
+def test_a_client_that_leaves_ends_the_work_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_module, "SWEEP_NS", 10**15)  # at once, not when somebody sweeps
     with scripted(STREAM[:2]) as (url, got), Recording(url, tmp_path) as recording:
         with socket.create_connection(("127.0.0.1", recording.port), timeout=20) as sock:
             sock.sendall(ask())

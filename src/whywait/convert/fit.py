@@ -53,8 +53,8 @@ def fit(trace: Trace) -> Fitted:
 def _stages(at: Floats) -> tuple[Stage, ...]:
     gaps = np.diff(at)
     n = max(1, min(MOST_STAGES, len(gaps) // STAGE_REQUESTS))
-    # Equal stretches of time; what has no arrival in it is part of the next one's first gap.
-    which = np.minimum((at[1:] / max(at[-1], 1e-9) * n).astype(int), n - 1)
+    # Of equally many requests, not of equal time: a rush is cut finely where it is, and a quiet night is one stretch.
+    which = np.arange(len(gaps)) * n // max(1, len(gaps))
     out = []
     for k in range(n):
         mine = gaps[which == k]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whywait.core.columns import SCHEMA_VERSION, Column
+from whywait.core.cstream import Batches
 
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
@@ -40,9 +41,8 @@ def write_pieces(path: Path, spec: Sequence[Column], pieces: Iterable[tuple[Mapp
     try:
         with tmp.open("wb") as file:
             out = _Out(file)
-            reader = ac.RecordBatchReader.from_batches(schema, iter(feed))
             try:
-                aio.write_parquet(reader, out, compression="zstd(3)")
+                aio.write_parquet(_stream(schema, feed), out, compression="zstd(3)")
             except Exception as exc:
                 raise feed.error or exc from None
             if out.error is not None:
@@ -52,6 +52,13 @@ def write_pieces(path: Path, spec: Sequence[Column], pieces: Iterable[tuple[Mapp
         tmp.unlink(missing_ok=True)
         raise
     return feed.rows
+
+
+def _stream(schema: Any, feed: _Feed) -> Any:
+    try:
+        return ac.RecordBatchReader.from_batches(schema, iter(feed))
+    except TypeError:  # arro3 0.8
+        return Batches(schema, iter(feed))
 
 
 class _Feed:
@@ -110,11 +117,11 @@ def read(path: Path, spec: Sequence[Column]) -> dict[str, Array]:
     _check_ends(path)
     parts: dict[str, list[Array]] = {}
     try:
-        reader = aio.read_parquet(str(path), batch_size=READ_ROWS)
+        reader, batches = _reader(path)
         have = set(reader.schema.names)
         mine = [c for c in spec if c.name in have]
         parts = {c.name: [] for c in mine}
-        for batch in reader:
+        for batch in batches:
             for c in mine:
                 parts[c.name].append(_decode_one(c, batch.column(c.name)))
     except BaseException as exc:
@@ -124,6 +131,16 @@ def read(path: Path, spec: Sequence[Column]) -> dict[str, Array]:
         raise
     # One column after another: only one is ever there twice.
     return {c.name: _joined(c, parts.pop(c.name)) for c in mine}
+
+
+def _reader(path: Path) -> tuple[Any, Iterable[Any]]:
+    """(What has the schema, record batches.)"""
+    try:
+        reader = aio.read_parquet(str(path), batch_size=READ_ROWS)
+        return reader, reader
+    except TypeError:  # arro3 0.8: batches of 1,024 rows, too many to decode one by one
+        table = aio.read_parquet(str(path)).read_all().combine_chunks()
+        return table, table.to_batches()
 
 
 def _check_ends(path: Path) -> None:
@@ -148,6 +165,8 @@ def _encode(c: Column, col: Array, n: int) -> Any:
     if c.type == "enum":
         if (col >= len(c.values)).any() or (not c.nullable and (col < 0).any()):
             raise ValueError(f"column {c.name} holds a code outside {c.values}")
+        if not n:  # arro3 0.8 takes no empty numpy array
+            return ac.Array([], ac.DataType.string())
         words: Any = ac.Array([*c.values, None], ac.DataType.string())
         codes = np.where(col < 0, len(c.values), col).astype(np.int32)
         return words.take(ac.Array.from_arrow(na.c_array_from_buffers(na.int32(), n, [None, codes])))

@@ -28,8 +28,8 @@ def print_workload(facts: dict[str, Any], out: Console | None = None) -> None:
     out.print(f"  {sparkline(over['requests'])}", soft_wrap=True)
     windows = [w["cv"] for w in facts["cv_per_window"]]
     if len(windows) > 1:
-        out.print(f"  gap CV per stretch of {_time(facts['span_s'] / len(windows))}: "
-                  f"{min(windows):.2f} to {max(windows):.2f}")  # fmt: skip
+        each = round(facts["requests"] / len(windows))
+        out.print(f"  gap CV per stretch of {each:,} requests: {min(windows):.2f} to {max(windows):.2f}")
     out.print()
     out.print(_quantiles(facts))
     for key, name in LENGTHS:
