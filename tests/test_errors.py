@@ -54,7 +54,7 @@ def test_a_message_and_a_hint_are_kept_apart():
     assert (error.message, error.hint, str(error)) == ("what is wrong", "what to try", "what is wrong")
     missing = errors.MissingExtra("the embedded engine", "engine")
     assert missing.message == "the embedded engine needs the extra 'engine'"
-    assert missing.hint == "pip install 'whywait[engine]'"
+    assert missing.hint == "pip install 'whywait[engine]' (in a clone of it: pip install '.[engine]')"
 
 
 def _raise(error: BaseException):
