@@ -25,7 +25,8 @@ from whywait.net.outcome import facts_of
 from whywait.net.wire import Response, WireError, request_bytes
 from whywait.units import NS_PER_MS
 
-BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 48, 8_000, 1_600_000
+BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 16, 24_000, 5_000_000
+BATCH_SHARE = 500  # of a request's time: one part in so many, so that a closed loop stays as busy as asked
 DONE_GRACE_NS = 50 * NS_PER_MS
 LATE_NS = NS_PER_MS // 2
 KERNEL, USER = 0, 1
@@ -94,6 +95,7 @@ class Client:
         self._tls = endpoint.tls()
         self._target, self._headers = endpoint.target, endpoint.headers()
         self._woke = 0
+        self._typical = 1_000 * NS_PER_MS  # time of a request, ns, smoothed; a guess until some have ended
 
     def warm(self, n: int) -> None:
         """Open up to ``n`` connections ahead, so that a closed loop does not start with a connection storm."""
@@ -125,7 +127,7 @@ class Client:
         behind = now - self._woke if self._woke else 0
         # Bytes are stamped whether we look or not, so with many streams we look at several at once: that halves the
         # CPU. Not where it would make one stream's chunks coalesce.
-        batch = min(BATCH_NS * self.in_flight, BATCH_MAX_NS)
+        batch = min(BATCH_NS * self.in_flight, BATCH_MAX_NS, self._typical // BATCH_SHARE)
         if self.in_flight >= BATCH_FROM and behind < batch < timeout_ns and self.coalesced_reads * 50 <= self.reads:
             time.sleep((batch - behind) / 1e9)
         ready = self._poller.wait(max(0, timeout_ns))
@@ -325,6 +327,7 @@ class Client:
             self.failed_in_a_row += 1
             self.timeouts += event.facts["outcome"] == "timeout"
             self.last_failure = f"{event.facts['outcome']}: {event.facts['detail']}"
+        self._typical += (event.t_ns - flight.sent - self._typical) // 16
         self._finished.append((flight.call.row, event.t_ns))
 
     def _times(self, conn: Conn, flight: Flight) -> dict[str, Any]:
