@@ -14,7 +14,7 @@ from whywait.analyze.window import with_windows
 from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.engines import by_name
-from whywait.judge.diagnose import headline, judge
+from whywait.judge.diagnose import failures, headline, judge
 from whywait.judge.evidence import MIXED
 from whywait.judge.verdict import Verdict, rank
 
@@ -168,3 +168,10 @@ def test_rank_and_headline() -> None:
     assert headline(rank([d, c, a, b])) == "B"  # one cause per load point
     assert headline([c, d]).startswith("Undecided")
     assert "Nothing" in headline([d])
+
+
+def test_failures_lead_where_they_are_many() -> None:
+    points = [{"counts": {"ok": 20, "http_error": 15, "reset": 5, "never_sent": 60}}]
+    assert failures(points) == "20 of 40 requests failed (15 http error, 5 reset)"
+    assert failures([{"counts": {"ok": 100, "timeout": 5}}]) == ""
+    assert failures([{"counts": {"ok": 0, "censored": 4}}]) == ""

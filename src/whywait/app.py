@@ -24,7 +24,7 @@ from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.core.secrets import clean
 from whywait.engines import by_name
 from whywait.errors import UsageError, WhywaitError
-from whywait.judge.diagnose import headline, judge
+from whywait.judge.diagnose import failures, headline, judge
 from whywait.judge.evidence import MIXED
 from whywait.judge.verdict import Verdict
 from whywait.lab.cpus import cpu_split
@@ -270,7 +270,7 @@ def _analysed(run: Run, directory: Path) -> Result:
     table = by_name(run.manifest.engine.get("name"))
     verdicts = judge(run, summary, dict(table.flags) if table else {})
     summary["verdicts"] = [v.as_dict() for v in verdicts]
-    summary["headline"] = headline(verdicts)
+    summary["headline"] = ". ".join(filter(None, (failures(summary["points"]), headline(verdicts))))
     return Result(run, summary, verdicts, directory)
 
 

@@ -38,6 +38,21 @@ def headline(verdicts: list[Verdict]) -> str:
     return "Nothing was found that holds the service back at the load offered"
 
 
+def failures(points: list[dict[str, Any]]) -> str:
+    """What failed, in one sentence, where it is more than one request in twenty; else ''."""
+    counts: dict[str, int] = {}
+    for p in points:
+        for outcome, n in p["counts"].items():
+            counts[outcome] = counts.get(outcome, 0) + n
+    ended = {k: n for k, n in counts.items() if n and k not in ("censored", "never_sent", "cancelled")}
+    total = sum(ended.values())
+    failed = total - ended.pop("ok", 0)
+    if failed * 20 <= total:
+        return ""
+    worst = ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in sorted(ended.items(), key=lambda x: -x[1]))
+    return f"{failed} of {total} requests failed ({worst})"
+
+
 def _nothing() -> Verdict:
     return Verdict("no success", "No request succeeded, so nothing can be said about waiting", "undecided",
                    next_step="see the outcomes above the latencies, and the service's log")  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from whywait import app
 from whywait.core.schedule import SLO_KEYS, Lengths, Workload, parse_stages
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.judge.diagnose import failures
 from whywait.judge.gates import Gate, failed_gates, parse_gates
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
@@ -252,18 +253,12 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
 
 def _mostly_failed(summary: dict[str, Any]) -> str:
     """What to say when more requests failed than succeeded, else ''."""
-    totals: dict[str, int] = {}
-    for p in summary["points"]:
-        for outcome, n in p["counts"].items():
-            totals[outcome] = totals.get(outcome, 0) + n
-    ok = totals.pop("ok", 0)
-    for ours in ("censored", "never_sent", "cancelled"):
-        totals.pop(ours, None)
-    failed = sum(totals.values())
+    ok = sum(p["counts"].get("ok", 0) for p in summary["points"])
+    ours = ("ok", "censored", "never_sent", "cancelled")
+    failed = sum(n for p in summary["points"] for outcome, n in p["counts"].items() if outcome not in ours)
     if failed <= ok and (ok or not summary["points"]):
         return ""
-    worst = ", ".join(f"{n} {o}" for o, n in sorted(totals.items(), key=lambda x: -x[1]) if n)
-    return f"{failed} requests failed ({worst}), {ok} succeeded" if failed else "no request succeeded"
+    return failures(summary["points"]) or "no request succeeded"
 
 
 def duration(value: str, flag: str) -> float:
