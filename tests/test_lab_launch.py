@@ -142,7 +142,9 @@ def test_an_error_inside_the_block_stops_the_engine(fake):
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, or in a background job, we were born deaf to these
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from whywait.lab import launch
 with launch.launched(lambda: launch.start_command(sys.argv[1])) as engine:
     print(engine.pid, engine.guard_pid, flush=True)
