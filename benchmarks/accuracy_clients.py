@@ -36,8 +36,8 @@ from whywait.load.driver import Driver, Point
 from whywait.load.recipe import open_schedule
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock, bracket
-from whywait.net.endpoint import parse_url
 from whywait.net.dialect import chat_body
+from whywait.net.endpoint import parse_url
 from whywait.units import NS_PER_MS, NS_PER_S
 
 Ints = NDArray[np.int64]

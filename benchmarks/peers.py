@@ -197,10 +197,11 @@ def pinned(job: Job) -> Iterator[None]:
 
 
 def tokenizer(folder: Path) -> str:
-    """Some of them want a tokenizer though the stub counts: one without a vocabulary, on disk."""
+    """Some of them want a tokenizer though the stub counts, and make prompts with it: one of a few words, on disk."""
     where = folder / "tokenizer"
     where.mkdir(exist_ok=True)
-    (where / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    vocab = {"[UNK]": 0, **{f"word{i}": i for i in range(1, 1000)}}
+    (where / "tokenizer.json").write_text(json.dumps({**TOKENIZER, "model": {**TOKENIZER["model"], "vocab": vocab}}))
     (where / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return str(where)
 
