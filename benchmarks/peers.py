@@ -533,6 +533,8 @@ def better(result: Row) -> list[str]:
         for row in rows:
             for key in keys:
                 mine, its = ours.get(key), row.get(key)
+                if key in COSTS and cost_ratio(row, ours, key) is None:
+                    continue
                 if row["peer"] == "whywait" or mine is None or its is None or its == mine:
                     continue
                 if (its > mine) == (key in MORE_IS_BETTER):
@@ -577,11 +579,15 @@ def cost_table(costs: Sequence[Row], markdown: bool) -> str:
     return table(head, lines, markdown)
 
 
+def cost_ratio(its: Row, ours: Row, key: str) -> float | None:
+    if key == "peak_chunks_per_s" and "range" in (its["peak_limit"], ours.get("peak_limit")):
+        return None  # a bound of what either takes, not the most
+    return ratio(its[key], ours.get(key))
+
+
 def cost_ratios(costs: Sequence[Row], markdown: bool) -> str:
     ours = next((c for c in costs if c["peer"] == "whywait"), {})
-    lines = [
-        [c["peer"], "", *(times(ratio(c[k], ours.get(k))) for k in COSTS)] for c in costs if c["peer"] != "whywait"
-    ]
+    lines = [[c["peer"], "", *(times(cost_ratio(c, ours, k)) for k in COSTS)] for c in costs if c["peer"] != "whywait"]
     return table(("as multiples of whywait's", "", *COSTS.values()), lines, markdown) if lines and ours else ""
 
 
