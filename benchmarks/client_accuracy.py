@@ -146,8 +146,8 @@ def judge(row: Row, s: Settings) -> Row:
 class Search:
     """Doubles the number of streams until a client falls behind, then halves the interval three times."""
 
-    def __init__(self, client: str, s: Settings) -> None:
-        self.client, self.s = client, s
+    def __init__(self, client: str, s: Settings, most: int = MOST) -> None:
+        self.client, self.s, self.start, self.most = client, s, min(START, most), most
         self.steps: list[Row] = []
         self.stubs = 1
 
@@ -164,16 +164,16 @@ class Search:
         return False
 
     def run(self) -> Row:
-        low, high = 0, START
-        while high <= MOST and self.keeps_up(high):
+        low, high = 0, self.start
+        while high <= self.most and self.keeps_up(high):
             low, high = high, high * 2
-        for _ in range(3 if low and high <= MOST else 0):
+        for _ in range(3 if low and high <= self.most else 0):
             middle = round((low + high) / 2 / GRAIN) * GRAIN
             if low < middle < high:
                 low, high = (middle, high) if self.keeps_up(middle) else (low, middle)
         kept = [step for step in self.steps if step["verdict"] == "keeps up"]
         best = max(kept, key=lambda step: float(step["chunks_per_s"]), default=None)
-        above = [step["verdict"] for step in self.steps if step["streams"] == high and high <= MOST]
+        above = [step["verdict"] for step in self.steps if step["streams"] == high and high <= self.most]
         return {
             "chunks_per_s_per_core": best and best["chunks_per_s"],
             "streams": best and best["streams"],

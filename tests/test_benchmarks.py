@@ -117,3 +117,66 @@ def test_a_client_that_fails_is_named_and_the_exit_code_says_so(tmp_path: Path) 
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["rows"][0]["failed"].startswith("aiperf: exit code 1")
     assert set(result["rows"][0]) == ROW
+
+
+STAND_IN = """#!{python}
+import json, pathlib, sys, threading, time, urllib.request
+
+if sys.argv[1] == "--help":
+    sys.exit()
+config = json.loads(pathlib.Path(sys.argv[2]).read_text())
+group, out = config["data"]["shared_prefix"], pathlib.Path(config["storage"]["local_storage"]["path"])
+body = json.dumps({{"model": "stub", "stream": True, "max_tokens": group["output_len"],
+                    "messages": [{{"role": "user", "content": "x"}}]}}).encode()
+records = []
+
+
+def drive():
+    request = urllib.request.Request(config["server"]["base_url"] + "/v1/chat/completions", body,
+                                     {{"Content-Type": "application/json"}})
+    start, times = time.perf_counter(), []
+    for line in urllib.request.urlopen(request):
+        if b'"stub_ns"' in line:
+            times.append(time.perf_counter() + 0.1)  # it reads its clock 100 ms late
+    records.append({{"start_time": start, "error": None, "info": {{"response_metrics": {{"chunk_times": times}}}}}})
+
+
+threads = [threading.Thread(target=drive) for _ in range(group["num_prompts_per_group"])]
+[t.start() for t in threads]
+[t.join() for t in threads]
+out.mkdir()
+(out / "per_request_lifecycle_metrics.json").write_text(json.dumps(records))
+"""
+
+
+def test_peers_are_judged_by_the_stub_and_a_broken_one_is_named(tmp_path: Path) -> None:
+    """Stand-ins for the programs; one works but is late, one breaks, one is not there."""
+    for name, text in (
+        ("inference-perf", STAND_IN.format(python=sys.executable)),
+        ("guidellm", f"#!{sys.executable}\nprint('starting')\nraise SystemExit('no such option: --profile')\n"),
+    ):
+        program = tmp_path / name / "bin" / name
+        program.parent.mkdir(parents=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(SCRIPT.with_name("peers.py")), "--venvs", str(tmp_path), "--no-install",
+               "--markdown", "--peers", "inference-perf,guidellm,aiperf", "--streams", "4", "--seconds", "0.3",
+               "--json", str(out)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr  # since one broke
+    result = json.loads(out.read_text())
+    late, broken = result["rows"]
+    assert (late["peer"], late["failed"], late["streams_ok"]) == ("inference-perf", None, 4)
+    assert late["chunks"] == late["chunks_expected"] == late["chunks_sent"] == 60
+    assert late["ttft_error_ms"] >= 100
+    assert late["ttft_ms"]["stub"]["p50"] >= 50
+    assert late["gap_ms"]["stub"]["mean"] == pytest.approx(20, rel=0.2)
+    assert late["cpu_us_per_chunk"] > 0
+    assert broken["failed"] == "exit code 1; no such option: --profile"
+    assert broken["ttft_error_ms"] is broken["cpu_us_per_chunk"] is broken["chunks"] is None  # never 0
+    assert set(result["absent"]) == {"aiperf"}
+    assert "aiperf was left out: not installed here" in done.stdout
+    assert "guidellm at 4 streams failed: exit code 1; no such option" in done.stdout
+    assert {c["peer"]: c["packages"] for c in result["costs"]} == {"inference-perf": None, "guidellm": None}
+    assert "| 4 | inference-perf |" in done.stdout
