@@ -269,7 +269,10 @@ def keep(run: Run, directory: Path) -> Result:
 def _analysed(run: Run, directory: Path) -> Result:
     summary = summarize(run)
     table = by_name(run.manifest.engine.get("name"))
-    verdicts = judge(run, summary, dict(table.flags) if table else {})
+    flags = dict(table.flags) if table else {}
+    if run.manifest.engine.get("kind") == "embedded":  # what was typed was whywait, not the engine's command
+        flags["slots"] = f"{flags.get('slots')} of the server, --slots N of diagnose"
+    verdicts = judge(run, summary, flags)
     summary["verdicts"] = [v.as_dict() for v in verdicts]
     summary["headline"] = ". ".join(filter(None, (failures(summary["points"]), headline(verdicts))))
     return Result(run, summary, verdicts, directory)
