@@ -66,13 +66,14 @@ class Handler(BaseHTTPRequestHandler):
         if engine.mood == "hangs up":
             self.close_connection = True
             return
+        # Before the answer goes out: afterwards the test may already have changed it.
+        self.close_connection = engine.mood in ("closes after", "cuts")
         text = json.dumps(SLOTS) if self.path == "/slots" else PAGE.format(n=engine.asked)
         body = text.encode()
         self.send_response(501 if engine.mood == "refuses" else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[:5] if engine.mood == "cuts" else body)
-        self.close_connection = engine.mood in ("closes after", "cuts")
 
     def log_message(self, format: str, *args: object) -> None:
         pass
