@@ -208,15 +208,28 @@ def test_a_dead_service_is_exit_4_and_keeps_what_there_was(stub: Any, tmp_path: 
     assert violations(run) == []
 
 
-def test_all_failing_is_exit_4(tmp_path: Path) -> None:
+def test_failing_half_the_time_is_a_result_and_leads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with StubProcess("--fault-every", "2", "--fault", "http_500") as s:
-        # The first, checking request succeeds; then every second one fails: that is still a result.
+        # The first, checking request succeeds; then every second one fails.
         code = call("run", s.url, *FAST, "--requests", "10", "--out", str(tmp_path / "r"))
-    run = Run.load(tmp_path / "r") if code == 0 else None
-    assert code in (0, 4)
-    if run is not None:
-        outcomes = run.requests.text("outcome")
-        assert outcomes.count("http_error") + outcomes.count("ok") == 10
+    assert code == 0
+    assert "5 of 10 requests failed (5 http error)" in capsys.readouterr().out
+    outcomes = Run.load(tmp_path / "r").requests.text("outcome")
+    assert (outcomes.count("http_error"), outcomes.count("ok")) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"ok": 5, "reset": 6}, "6 of 11 requests failed (6 reset)"),
+        ({"ok": 5, "reset": 5, "censored": 9, "never_sent": 90}, ""),
+        ({"ok": 0, "censored": 3}, "no request succeeded"),
+    ],
+)
+def test_exit_4_is_for_more_failures_than_successes(counts: dict[str, int], said: str) -> None:
+    from whywait.verbs.measure import _mostly_failed
+
+    assert _mostly_failed({"points": [{"counts": counts}]}) == said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

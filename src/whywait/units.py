@@ -46,6 +46,13 @@ def number(value: float | None, unit: str = "") -> str:
     return f"{_sig(value)}{' ' + unit if unit else ''}"
 
 
+def load_name(mode: str, target: float | None, label: str | None = None) -> str:
+    """A load point in words: ``concurrency 8``, ``2 requests/s``, with its label where it has one."""
+    amount = "" if target is None else f"{target:g}"
+    what = f"concurrency {amount}" if mode == "concurrency" else f"{amount} requests/s"
+    return f"{what.strip()} with {label}" if label else what.strip()
+
+
 def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"

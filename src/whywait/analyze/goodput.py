@@ -12,9 +12,9 @@ from whywait.analyze.window import Window, request_rate, token_rate, window_of
 from whywait.core.columns import KINDS, OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
+from whywait.core.workload import SLO_KEYS
 from whywait.errors import UsageError
 
-SLO_KEYS = ("ttft_ms", "ttfa_ms", "tpot_ms", "e2e_ms", "itl_ms")
 _NOT_REASONING = KINDS.index("answer"), KINDS.index("tool")
 
 

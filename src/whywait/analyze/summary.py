@@ -20,7 +20,7 @@ from whywait.analyze.window import Window, in_flight, request_rate, starts_insid
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, NS_PER_S
+from whywait.units import NS_PER_MS, NS_PER_S, load_name
 
 GAIN = 0.1  # less growth of throughput than this for a doubling of the load is no growth
 _BLOCKS = 10  # pieces of the window from whose spread the interval of the token rate is made
@@ -73,19 +73,13 @@ def summarize(run: Run) -> dict[str, Any]:
 
 def _named(found: list[Doubt], points: list[dict[str, Any]]) -> list[Doubt]:
     """Load points by what they are ("concurrency 16"), not by a number that no table shows."""
-    names = {p["point"]: _name(p) for p in points}
+    names = {p["point"]: load_name(p["mode"], p["target"], p["label"]) for p in points}
 
     def name(text: str) -> str:
         return re.sub(r"\bpoint (\d+)((?:, \d+)*)", lambda m: ", ".join(
             names.get(int(n), f"point {n}") for n in [m[1], *m[2].split(", ")[1:]]), text)  # fmt: skip
 
     return [{k: name(v) for k, v in d.items()} for d in found]
-
-
-def _name(p: dict[str, Any]) -> str:
-    target = "" if p["target"] is None else f"{p['target']:g}"
-    what = f"concurrency {target}" if p["mode"] == "concurrency" else f"{target} requests/s".strip()
-    return f"{what} with {p['label']}" if p["label"] else what
 
 
 def _together(found: list[tuple[int, Doubt]], points: int) -> list[Doubt]:

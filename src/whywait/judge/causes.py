@@ -45,7 +45,7 @@ def _queue_cause(e: Evidence, p: Seen) -> Verdict:
         )
     if running and slots:
         evidence.append(f"{running[0]:.1f} requests were in work on average, of {slots} places")
-    blocked = p.growth["preemptions_total"] or 0
+    blocked = p.preemptions or 0
     if kv and (kv[1] >= 0.95 or blocked) and (not slots or not running or running[1] < slots):
         facts = [*evidence, f"KV space was up to {percent(kv[1])} full; {blocked:.0f} preemptions"]
         lever = _more_kv(e)
@@ -277,7 +277,7 @@ def prefill(e: Evidence) -> list[Verdict]:
 
 def kv_space(e: Evidence) -> list[Verdict]:
     for p in e.plain:
-        preempted, kv = p.growth["preemptions_total"], p.gauges["kv_use"]
+        preempted, kv = p.preemptions, p.gauges["kv_use"]
         if preempted:
             facts = (
                 f"{preempted:.0f} preemptions at {p.name}",

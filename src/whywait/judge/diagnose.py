@@ -38,19 +38,24 @@ def headline(verdicts: list[Verdict]) -> str:
     return "Nothing was found that holds the service back at the load offered"
 
 
-def failures(points: list[dict[str, Any]]) -> str:
-    """What failed, in one sentence, where it is more than one request in twenty; else ''."""
+def tally(points: list[dict[str, Any]]) -> tuple[int, dict[str, int]]:
+    """(Successes, failures by outcome) over all points; what we gave up ourselves is neither."""
     counts: dict[str, int] = {}
     for p in points:
         for outcome, n in p["counts"].items():
             counts[outcome] = counts.get(outcome, 0) + n
-    ended = {k: n for k, n in counts.items() if n and k not in ("censored", "never_sent", "cancelled")}
-    total = sum(ended.values())
-    failed = total - ended.pop("ok", 0)
-    if failed * 20 <= total:
+    ok = counts.pop("ok", 0)
+    return ok, {k: n for k, n in counts.items() if n and k not in ("censored", "never_sent", "cancelled")}
+
+
+def failures(points: list[dict[str, Any]]) -> str:
+    """What failed, in one sentence, where it is more than one request in twenty; else ''."""
+    ok, by_outcome = tally(points)
+    failed = sum(by_outcome.values())
+    if failed * 20 <= failed + ok:
         return ""
-    worst = ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in sorted(ended.items(), key=lambda x: -x[1]))
-    return f"{failed} of {total} requests failed ({worst})"
+    worst = ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in sorted(by_outcome.items(), key=lambda x: -x[1]))
+    return f"{failed} of {failed + ok} requests failed ({worst})"
 
 
 def _nothing() -> Verdict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from whywait.analyze.counters import delta, gauge
 from whywait.analyze.phases import NEIGHBOUR, PHASES
 from whywait.core.run import Run
+from whywait.units import load_name
 
 MIXED = "long prompts mixed in"
 
@@ -34,13 +34,12 @@ class Seen:
     device: dict[str, float]
     summary: dict[str, Any]
     gauges: dict[str, tuple[float, float] | None]
-    growth: dict[str, float | None]
+    preemptions: float | None = None
     waiting_trend: float | None = None
 
     @property
     def name(self) -> str:
-        what = f"concurrency {self.target:g}" if self.mode == "concurrency" else f"{self.target:g} requests/s"
-        return f"{what} with {self.label}" if self.label else what
+        return load_name(self.mode, self.target, self.label)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -58,7 +57,6 @@ class Evidence:
     points: list[Seen]
     engine: dict[str, Any]
     machine: dict[str, Any]
-    client: dict[str, Any]
     flags: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -89,7 +87,7 @@ def gather(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = Non
     verdict speaks of the very figures that the table shows."""
     points = [_seen(run, row, s) for row, s in zip(run.points.rows(), summary["points"], strict=True)]
     m = run.manifest
-    return Evidence(points, m.engine, m.machine, m.client, flags or {})
+    return Evidence(points, m.engine, m.machine, flags or {})
 
 
 def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
@@ -115,8 +113,8 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
         causes=causes,
         device={k: v or 0.0 for k, v in summary["occupancy"]["shares"].items()},
         summary=summary,
-        gauges={g: _gauge(run, g, span) for g in ("running", "waiting", "kv_use", "slots_busy", "slot_kv_use_max")},
-        growth={c: _grown(run, c, span) for c in ("preemptions_total", "draft_tokens_total", "accepted_tokens_total")},
+        gauges={g: _gauge(run, g, span) for g in ("running", "waiting", "kv_use")},
+        preemptions=_grown(run, "preemptions_total", span),
         waiting_trend=_trend(run, span),
     )
 
@@ -144,6 +142,3 @@ def ratio(a: float | None, b: float | None) -> float | None:
     if a is None or b is None or not b or not np.isfinite(a) or not np.isfinite(b):
         return None
     return a / b
-
-
-Rule = Callable[[Evidence], list[Any]]

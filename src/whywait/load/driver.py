@@ -68,7 +68,6 @@ class Progress:
     in_flight: int = 0
     chunks: int = 0
     elapsed_s: float = 0.0
-    outcomes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass

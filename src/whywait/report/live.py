@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from whywait.units import load_name
+
 
 def watcher(stream: TextIO | None = None) -> Callable[[Any], None]:
     """A function for the driver to call with its ``Progress``; it writes to ``stream`` (stderr)."""
@@ -15,7 +17,7 @@ def watcher(stream: TextIO | None = None) -> Callable[[Any], None]:
     said: set[object] = set()
 
     def watch(p: Any) -> None:
-        what = f"concurrency {p.point.target:g}" if p.point.mode == "concurrency" else f"{p.point.target:g} requests/s"
+        what = load_name(p.point.mode, p.point.target)
         what += f" ({p.point.label})" if p.point.label else ""
         if not moving:
             if p.point.number not in said:

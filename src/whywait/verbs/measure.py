@@ -14,7 +14,7 @@ from typing import Any
 from whywait import app
 from whywait.core.schedule import SLO_KEYS, Lengths, Workload, parse_stages
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
-from whywait.judge.diagnose import failures
+from whywait.judge.diagnose import failures, tally
 from whywait.judge.gates import Gate, failed_gates, parse_gates
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
@@ -206,10 +206,10 @@ def _workload(args: argparse.Namespace) -> Workload:
 def _load(args: argparse.Namespace, mode: str, target: float) -> app.Load:
     if mode == "concurrency" and args.arrivals:
         raise UsageError("--arrivals is for an open loop", "give --rate, or leave it out")
-    most = args.requests or (target * (duration(args.duration, "--duration") if args.duration else 30))
+    seconds = duration(args.duration, "--duration") if args.duration else None
+    most = args.requests or target * (seconds or 30)
     if most > MOST_ROWS or target > MOST_ROWS:
         raise UsageError(f"{most:,.0f} requests are more than one run holds", f"at most {MOST_ROWS:,} a point")
-    seconds = duration(args.duration, "--duration") if args.duration else None
     return app.Load(mode, float(target), args.requests, seconds)
 
 
@@ -253,10 +253,8 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
 
 def _mostly_failed(summary: dict[str, Any]) -> str:
     """What to say when more requests failed than succeeded, else ''."""
-    ok = sum(p["counts"].get("ok", 0) for p in summary["points"])
-    ours = ("ok", "censored", "never_sent", "cancelled")
-    failed = sum(n for p in summary["points"] for outcome, n in p["counts"].items() if outcome not in ours)
-    if failed <= ok and (ok or not summary["points"]):
+    ok, by_outcome = tally(summary["points"])
+    if sum(by_outcome.values()) <= ok and (ok or not summary["points"]):
         return ""
     return failures(summary["points"]) or "no request succeeded"
 
