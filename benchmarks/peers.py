@@ -97,20 +97,8 @@ class NotedStub(StubProcess):
 
     log: Path
 
-    def __enter__(self) -> NotedStub:
-        command = [sys.executable, __file__, "--serve", str(self.log), *self.flags]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        if self.cpus is not None and sys.platform == "linux":
-            os.sched_setaffinity(self._process.pid, self.cpus)
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            self.__exit__()
-            raise RuntimeError("the stub did not start")
-        said = json.loads(line)
-        self.url, self.pid = said["url"], said["pid"]
-        return self
+    def command(self) -> list[str]:
+        return [sys.executable, __file__, "--serve", str(self.log), *self.flags]
 
 
 @dataclass(frozen=True)

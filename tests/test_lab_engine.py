@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import gone
 from whywait.errors import EngineDied, UsageError
 from whywait.lab import ask, control, cpus, launch, models, places, state
 from whywait.lab.settings import Settings
@@ -45,15 +46,6 @@ def post(engine: state.Engine, path: str, **body) -> dict:
 def chat(engine: state.Engine, **body) -> dict:
     messages = [{"role": "user", "content": "Tell me about the sea and the land."}]
     return post(engine, "/v1/chat/completions", messages=messages, temperature=0, **body)
-
-
-def gone(pid: int, within_s: float = 8.0) -> bool:
-    until = time.monotonic() + within_s
-    while state.start_mark(pid) != "":
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_an_engine_starts_answers_and_leaves_nothing(tiny):

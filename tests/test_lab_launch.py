@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.processes import gone
 from whywait.errors import EngineDied, UsageError
 from whywait.lab import ask, launch, places, state
 
@@ -65,15 +65,6 @@ def fake(tmp_path, port):
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
     return f"{sys.executable} -S -E {script} --port {port}"
-
-
-def gone(pid: int, within_s: float = 8.0) -> bool:
-    until = time.monotonic() + within_s
-    while state.start_mark(pid) != "":
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_a_command_is_started_described_and_stopped(fake, port):

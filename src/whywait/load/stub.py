@@ -194,12 +194,15 @@ class StubProcess:
         self.flags, self.cpus = flags, cpus
         self.url, self.pid = "", 0
 
+    def command(self) -> list[str]:
+        """What is started; it says on its first line what this stub says."""
+        return [sys.executable, "-m", "whywait.load.stub", "--die-with-stdin", *self.flags]
+
     def __enter__(self) -> StubProcess:
         # The child must find this very package, also where it is only on sys.path.
         here = str(Path(whywait.__file__).parents[1])
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
-        command = [sys.executable, "-m", "whywait.load.stub", "--die-with-stdin", *self.flags]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self._process = subprocess.Popen(self.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         if self.cpus is not None and sys.platform == "linux":
             os.sched_setaffinity(self._process.pid, self.cpus)
         assert self._process.stdout
