@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from whywait.probe.host import Energy, System, facts
+from whywait.probe.neighbours import Neighbours
 from whywait.probe.process import Cgroups, Group
+from whywait.probe.threads import cpu_list, cpu_text
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -169,6 +171,102 @@ def test_a_recycled_thread_number_does_not_subtract(tmp_path: Path) -> None:
     assert values(group.sample(0.25))["run_queue_wait_seconds_total"] == pytest.approx(first + 0.002)
 
 
+def thread(pid: int, tid: int, spent: tuple[float, float], name: str, cpus: str = "0-1") -> dict[str, str]:
+    run, wait = spent
+    return {
+        f"proc/{pid}/task/{tid}/schedstat": f"{run * 1e9:.0f} {wait * 1e9:.0f} 4\n",
+        f"proc/{pid}/task/{tid}/comm": name + "\n",
+        f"proc/{pid}/task/{tid}/status": f"Name:\tx\nCpus_allowed_list:\t{cpus}\nvoluntary_ctxt_switches:\t5\n"
+        "nonvoluntary_ctxt_switches:\t2\n",
+    }
+
+
+def labels(pid: int, tid: int, name: str) -> str:
+    return f'{{"pid":"{pid}","process":"a (b) c","thread":"{name}","tid":"{tid}"}}'
+
+
+def test_busy_and_waiting_threads_are_named_and_followed(tmp_path: Path) -> None:
+    write(tmp_path, process(10, 1) | thread(10, 10, (5, 0), "main") | thread(10, 11, (7, 1), "worker", "3,5-6"))
+    write(tmp_path, thread(10, 12, (9, 0), "asleep") | thread(10, 13, (1, 1), "starved"))
+    group = Group([10], str(tmp_path))
+    first = values(group.sample(0.0))
+    assert not [k for k in first if k.startswith("thread_")]  # one look says nothing of lately
+    assert first['cores_allowed {"cpus":"0-1,3,5-6"}'] == 5
+    write(tmp_path, thread(10, 11, (7.5, 1), "worker") | thread(10, 13, (1, 1.5), "starved"))
+    assert not [k for k in values(group.sample(0.5)) if k.startswith("thread_")]  # once a second
+    got = {k: v for k, v in values(group.sample(1.0)).items() if k.startswith("thread_")}
+    worker, starved = labels(10, 11, "worker"), labels(10, 13, "starved")
+    assert got == {
+        f"thread_cpu_seconds_total {worker}": 7.5, f"thread_wait_seconds_total {worker}": 1,
+        f"thread_cpu_seconds_total {starved}": 1, f"thread_wait_seconds_total {starved}": 1.5,
+    }  # fmt: skip
+    got = values(group.sample(2.0))  # it did nothing since, and is followed all the same
+    assert got[f"thread_cpu_seconds_total {worker}"] == 7.5
+    (tmp_path / "proc/10/task/11/schedstat").unlink()
+    (tmp_path / "proc/10/task/11/status").unlink()
+    assert f"thread_cpu_seconds_total {worker}" not in values(group.sample(3.0))
+
+
+def test_only_the_busiest_threads_are_named(tmp_path: Path) -> None:
+    write(tmp_path, process(10, 1))
+    for i in range(40):
+        write(tmp_path, thread(10, 100 + i, (1, 0), f"t{i}"))
+    group = Group([10], str(tmp_path))
+    group.sample(0.0)
+    for i in range(40):
+        write(tmp_path, thread(10, 100 + i, (1 + i / 50, 0), f"t{i}"))
+    named = [k for k in values(group.sample(1.0)) if k.startswith("thread_cpu")]
+    assert sorted(named) == sorted(f"thread_cpu_seconds_total {labels(10, 100 + i, f't{i}')}" for i in range(24, 40))
+
+
+def test_cpu_lists() -> None:
+    assert cpu_list("0-2,5,7-8") == {0, 1, 2, 5, 7, 8}
+    assert cpu_list("") == cpu_list("x") == cpu_list("1-y") == frozenset()
+    assert cpu_text(frozenset({0, 1, 2, 5, 7, 8})) == "0-2,5,7-8"
+
+
+class Fixed:
+    def __init__(self, seconds: float, cpus: set[int], pids: set[int]) -> None:
+        self.seconds, self.cpus, self._pids = seconds, frozenset(cpus), frozenset(pids)
+
+    def cpu_now(self) -> float:
+        return self.seconds
+
+    def pids(self) -> frozenset[int]:
+        return self._pids
+
+
+def machine(*busy: float) -> dict[str, str]:
+    tick = os.sysconf("SC_CLK_TCK")
+    lines = [f"cpu{i} {round(b * tick)} 0 0 0 0 0 0 0 0 0" for i, b in enumerate(busy)]
+    return {"proc/stat": "\n".join(["cpu  0 0 0 0 0 0 0 0 0 0", *lines, ""])}
+
+
+def test_neighbours_are_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whywait.probe.neighbours.time.process_time", lambda: 0.0)
+    tick = os.sysconf("SC_CLK_TCK")
+    write(tmp_path, machine(10, 20, 30, 40) | process(50, 1, name="hog", ticks=5 * tick) | process(7, 1, name="engine"))
+    engine, client = Fixed(5, {0, 1}, {7}), Fixed(2, {2, 3}, {8})
+    seen = Neighbours({"engine": engine, "client": client}, str(tmp_path))
+    first = values(seen.sample(0.0))
+    assert first == {"other_cpu_seconds_total": 0, "engine_cores_other_seconds_total": 0,
+                     "engine_cores_busy_seconds_total": 30}  # fmt: skip
+    assert seen.sample(0.5) == []
+    engine.seconds, client.seconds = 6.5, 3
+    write(tmp_path, machine(12, 21, 31, 40) | process(50, 1, name="hog", ticks=6 * tick))
+    got = values(seen.sample(2.0))
+    assert got["other_cpu_seconds_total"] == pytest.approx(4 - 2.5)
+    assert got["engine_cores_other_seconds_total"] == pytest.approx(3 - 1.5)  # the client is on other cores
+    assert got['neighbour_cpu_seconds_total {"pid":"50","process":"hog"}'] == pytest.approx(6)
+    engine.seconds = 60  # one of its children was found late
+    assert values(seen.sample(4.0))["other_cpu_seconds_total"] == got["other_cpu_seconds_total"]  # never falls
+    client.cpus = frozenset({1, 2})  # it may run beside the engine: at least the rest was others'
+    engine.seconds = 7
+    write(tmp_path, machine(18, 22, 31, 40))
+    assert values(seen.sample(6.0))["engine_cores_other_seconds_total"] == pytest.approx((40 - 10) - (30 - 5))
+    assert Neighbours({}, str(tmp_path / "nothing")).sample(0.0) == []
+
+
 V2 = "36 25 0:29 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 V1 = """36 25 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct
 40 25 0:30 / /sys/fs/cgroup/mem rw - cgroup cgroup rw,memory
@@ -201,6 +299,7 @@ def test_cgroup_v1_seen_from_inside_a_container(tmp_path: Path) -> None:
         {
             "proc/self/mountinfo": V1,
             "proc/7/cgroup": "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n",
+            "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n",
             "sys/fs/cgroup/cpu/cpu.stat": "nr_periods 4\nnr_throttled 3\nthrottled_time 1500000000\n",
             "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
             "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
@@ -211,6 +310,34 @@ def test_cgroup_v1_seen_from_inside_a_container(tmp_path: Path) -> None:
     assert got["cgroup_quota_cores"] == 0.5
     write(tmp_path, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n"})
     assert "cgroup_quota_cores" not in values(Cgroups(str(tmp_path)).sample(7))
+    # A container inside it: the part below our own is there.
+    inner = "nr_periods 2\nnr_throttled 1\nthrottled_time 500000000\n"
+    write(tmp_path, {"proc/7/cgroup": "4:cpu,cpuacct:/docker/abc/inner\n", "sys/fs/cgroup/cpu/inner/cpu.stat": inner})
+    assert values(Cgroups(str(tmp_path)).sample(7))["cgroup_throttled_seconds_total"] == 2.0
+    # One beside ours cannot be seen, and ours must not be taken for it.
+    write(tmp_path, {"proc/7/cgroup": "4:cpu,cpuacct:/docker/other\n"})
+    assert Cgroups(str(tmp_path)).sample(7) == []
+
+
+def test_cgroups_of_several_processes_count_each_level_once(tmp_path: Path) -> None:
+    def stat(seconds: float) -> str:
+        return f"nr_periods 1\nnr_throttled 1\nthrottled_usec {seconds * 1e6:.0f}\n"
+
+    write(
+        tmp_path,
+        {
+            "proc/self/mountinfo": V2,
+            "proc/7/cgroup": "0::/pod/a\n",
+            "proc/8/cgroup": "0::/pod/b\n",
+            "sys/fs/cgroup/pod/cpu.stat": stat(1),
+            "sys/fs/cgroup/pod/a/cpu.stat": stat(2),
+            "sys/fs/cgroup/pod/a/cpu.max": "400000 100000\n",
+            "sys/fs/cgroup/pod/b/cpu.stat": stat(4),
+            "sys/fs/cgroup/pod/b/cpu.max": "200000 100000\n",
+        },
+    )
+    got = values(Cgroups(str(tmp_path)).sample(7, 8))
+    assert (got["cgroup_throttled_seconds_total"], got["cgroup_quota_cores"]) == (7, 2)
 
 
 def test_cgroup_mounted_by_its_own_root(tmp_path: Path) -> None:

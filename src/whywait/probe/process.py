@@ -14,6 +14,7 @@ from typing import NamedTuple
 from whywait.probe import Row
 from whywait.probe.host import TICKS_PER_S, read, read_int
 from whywait.probe.prometheus import label_json
+from whywait.probe.threads import BusyThreads, Spent, cpu_list, cpu_text
 
 SLOW_S = 1.0  # memory and context switches cost a file per thread: once a second is enough
 PSS_LIMIT_S = 0.002  # smaps_rollup walks every page table entry; on a big process that is milliseconds
@@ -58,7 +59,9 @@ class Group:
         self._members: dict[int, int] = {}  # pid -> start time
         self._cpu: dict[tuple[int, int], float] = {}
         self._faults: dict[tuple[int, int], int] = {}
-        self._threads: dict[tuple[int, int], tuple[int, int]] = {}  # (pid, tid) -> run ns, wait ns
+        self._threads: dict[tuple[int, int], Spent] = {}
+        self._busy = BusyThreads(self.proc)
+        self.cpus: frozenset[int] = frozenset()  # cores that any of its threads may run on
         self._switches: dict[tuple[int, int], tuple[int, int]] = {}
         self._waited: dict[int, int] = {}
         self._switched = [0, 0]
@@ -68,6 +71,19 @@ class Group:
 
     def add(self, pids: Iterable[int]) -> None:
         self._roots |= set(pids)
+
+    def pids(self) -> frozenset[int]:
+        """Its processes when it was last sampled (from any thread)."""
+        return frozenset(dict(self._members))
+
+    def cpu_now(self) -> float:
+        """CPU seconds the group has used until this moment, those of its dead included (from any thread)."""
+        total = dict(self._cpu)
+        for pid, started in dict(self._members).items():
+            stat = _stat(self.proc, pid)
+            if stat is not None and stat.started == started:
+                total[pid, started] = stat.cpu_s
+        return sum(total.values())
 
     def sample(self, now_s: float) -> list[Row]:
         """Rows at ``now_s`` (any steady clock, in seconds); none when no process of the group is alive."""
@@ -88,7 +104,8 @@ class Group:
             rows.append(("busiest_thread_share", None, busiest))
         if slow:
             rows += self._switch_rows(stats) + self._memory(stats)
-        return rows + self.cgroups.sample(min(stats), again=slow)
+            rows += self._busy.rows(now_s, self._threads, lambda pid: stats[pid].comm)
+        return rows + self.cgroups.sample(*stats, again=slow)
 
     def _scan(self) -> None:
         """Find new descendants. Only processes never seen before cost a read."""
@@ -119,20 +136,20 @@ class Group:
 
     def _look_at_threads(self, stats: dict[int, _Stat], now_s: float) -> float | None:
         """Add up run-queue wait; the share of a core that the busiest thread has used since the last look."""
-        seen: dict[tuple[int, int], tuple[int, int]] = {}
+        seen: dict[tuple[int, int], Spent] = {}
         most = 0
         for pid in stats:
             for tid in self._tids(pid):
                 raw = (read(f"{self.proc}/{pid}/task/{tid}/schedstat") or b"").split()
                 if len(raw) < 2:
                     continue
-                now = (int(raw[0]), int(raw[1]))
-                before = self._threads.get((pid, tid), (0, 0))
-                if now[0] < before[0]:  # a new thread got the number of an old one
-                    before = (0, 0)
-                self._waited[pid] = self._waited.get(pid, 0) + max(0, now[1] - before[1])
+                now = Spent(int(raw[0]), int(raw[1]))
+                before = self._threads.get((pid, tid), Spent(0, 0))
+                if now.run < before.run:  # a new thread got the number of an old one
+                    before = Spent(0, 0)
+                self._waited[pid] = self._waited.get(pid, 0) + max(0, now.wait - before.wait)
                 if (pid, tid) in self._threads:
-                    most = max(most, now[0] - before[0])
+                    most = max(most, now.run - before.run)
                 seen[pid, tid] = now
         first, self._threads = not self._threads, seen
         before_s, self._last_s = self._last_s, now_s
@@ -167,9 +184,12 @@ class Group:
 
     def _switch_rows(self, stats: dict[int, _Stat]) -> list[Row]:
         seen: dict[tuple[int, int], tuple[int, int]] = {}
+        cpus: set[int] = set()
         for pid in stats:
             for tid in self._tids(pid):
                 raw = read(f"{self.proc}/{pid}/task/{tid}/status") or b""
+                allowed = raw.partition(b"\nCpus_allowed_list:")[2].partition(b"\n")[0]
+                cpus |= cpu_list(allowed.decode())
                 at = raw.rfind(b"voluntary_ctxt_switches:", 0, raw.rfind(b"nonvoluntary_ctxt_switches:"))
                 words = raw[at:].split() if at >= 0 else []
                 if len(words) < 4:
@@ -179,13 +199,16 @@ class Group:
                 for i in (0, 1):
                     self._switched[i] += now[i] - before[i] if now[i] >= before[i] else now[i]
                 seen[pid, tid] = now
-        self._switches = seen
+        self._switches, self.cpus = seen, frozenset(cpus)
         if not seen:
             return []
-        return [
+        rows: list[Row] = [
             ("voluntary_switches_total", None, float(self._switched[0])),
             ("involuntary_switches_total", None, float(self._switched[1])),
         ]
+        if cpus:  # the cores that any thread of the group may run on (affinity and cpuset)
+            rows.append(("cores_allowed", label_json({"cpus": cpu_text(self.cpus)}), float(len(cpus))))
+        return rows
 
     def _memory(self, stats: dict[int, _Stat]) -> list[Row]:
         page = os.sysconf("SC_PAGE_SIZE")
@@ -207,20 +230,27 @@ def _pss(raw: bytes | None) -> int | None:
 
 
 class Cgroups:
-    """CPU quota and throttling of the cgroup a process lives in and of those above it, v1 or v2."""
+    """CPU quota and throttling of the cgroups processes live in and of all those above them, v1 or v2.
+
+    Containers inside containers are cgroups inside cgroups: every level that can be seen from here is read once,
+    however many of the processes are in it. Throttled time is summed over the levels, the quota is the smallest.
+    """
 
     def __init__(self, root: str = "/") -> None:
         self.root, self.proc = root, os.path.join(root, "proc")
         self._mounts = self._find_mounts()
-        self._levels: dict[int, list[str]] = {}
+        self._pids: tuple[int, ...] = ()
+        self._levels: list[str] = []
 
-    def sample(self, pid: int, again: bool = True) -> list[Row]:
-        if again or pid not in self._levels:  # a process can be moved while it runs
-            self._levels = {pid: self._directories(pid)}
+    def sample(self, *pids: int, again: bool = True) -> list[Row]:
+        if again or pids != self._pids:  # a process can be moved while it runs
+            own = self._paths("self")
+            levels = [level for pid in pids for level in self._directories(pid, own)]
+            self._pids, self._levels = pids, list(dict.fromkeys(levels))
         totals = [0.0, 0.0, 0.0]
         found = False
         quota: float | None = None
-        for directory in self._levels[pid]:
+        for directory in self._levels:
             got = _cpu_stat(read(f"{directory}/cpu.stat"))
             if got is not None:
                 found = True
@@ -244,23 +274,40 @@ class Cgroups:
                 out.append((b[0] == "cgroup2", a[3], a[4]))
         return out
 
-    def _directories(self, pid: int) -> list[str]:
-        out = []
+    def _paths(self, pid: int | str) -> dict[tuple[bool, str], str]:
+        """(is v2, controllers) → path of the cgroup, of every hierarchy that holds the CPU controller."""
+        out = {}
         for line in (read(f"{self.proc}/{pid}/cgroup") or b"").decode(errors="replace").splitlines():
             number, controllers, path = line.split(":", 2)
-            for is_v2, mount_root, point in self._mounts:
-                if is_v2 == (number == "0") and (is_v2 or "cpu" in controllers.split(",")):
-                    out += self._up(mount_root, point, path)
+            if number == "0" or "cpu" in controllers.split(","):
+                out[number == "0", controllers] = path
         return out
 
-    def _up(self, mount_root: str, point: str, path: str) -> list[str]:
-        """The directory of ``path`` and those above it, as far as the mount shows them. Inside a container the path may
-        lie outside the mount; what is mounted is then the container's own cgroup."""
+    def _directories(self, pid: int, own: dict[tuple[bool, str], str]) -> list[str]:
+        out = []
+        for key, path in self._paths(pid).items():
+            for is_v2, mount_root, point in self._mounts:
+                if is_v2 == key[0]:
+                    out += self._up(mount_root, point, path, own.get(key))
+        return out
+
+    def _up(self, mount_root: str, point: str, path: str, own: str | None) -> list[str]:
+        """The directory of ``path`` and those above it, as far as the mount shows them.
+
+        Inside a container the paths in /proc may be those of the host, and lie outside the mount; what is mounted is
+        then the container's own cgroup, ``own``, and whatever is below it. A cgroup beside ours is not visible: [].
+        """
         top = os.path.join(self.root, point.lstrip("/"))
         inside = path[len(mount_root) :] if mount_root != "/" and path.startswith(mount_root) else path
         parts: Sequence[str] = [p for p in inside.split("/") if p]
-        if ".." in parts or not os.path.isdir(os.path.join(top, *parts)):
-            parts = []
+        if ".." in parts:
+            return []
+        if not os.path.isdir(os.path.join(top, *parts)):
+            if own is None or not (path + "/").startswith(own.rstrip("/") + "/"):
+                return []
+            parts = [p for p in path[len(own) :].split("/") if p]
+            if not os.path.isdir(os.path.join(top, *parts)):
+                parts = []
         return [os.path.join(top, *parts[:n]) for n in range(len(parts), -1, -1)]
 
 

@@ -16,7 +16,6 @@ lines may add processes (``{"pids": {"client": [123]}}``), and the end of stdin,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -24,19 +23,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
-from whywait.core.secrets import hide_header
-from whywait.errors import InternalError, UsageError
+from whywait.errors import InternalError
 from whywait.net.clock import Clock
-from whywait.net.reach import Reach
 from whywait.probe import Row
-from whywait.probe.pages import Fetcher, MetricsPage, SlotsPage
+from whywait.probe.config import Config
 from whywait.probe.prometheus import label_json
+from whywait.probe.sources import Groups, Source, sources_of
 from whywait.probe.spool import Spool, Thinner, read_spool
 from whywait.units import NS_PER_MS, NS_PER_S
 
@@ -44,81 +41,6 @@ __all__ = ["Config", "SamplerProcess", "read_spool"]
 
 MAX_SHARE = 0.02  # of a core, per source
 READY = b"ready\n"
-
-
-@dataclass(frozen=True)
-class Config:
-    """``pids`` maps a group (``engine``, ``client``) to process numbers; their children are found. ``api_key_env``,
-    ``headers_env`` and ``reach_env`` (a :class:`whywait.net.reach.Reach` as JSON) name environment variables: secrets
-    are never in a configuration or on a command line.
-    ``kv_unified`` is for llama.cpp, see :func:`whywait.engines.llama_cpp.slot_gauges`."""
-
-    zero_unix_ns: int
-    spool: str
-    hz: float = 4.0
-    metrics_urls: tuple[str, ...] = ()
-    slots_url: str | None = None
-    engine: str | None = None
-    kv_unified: bool | None = None
-    pids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    host: bool = True
-    gpu: bool = True
-    api_key_env: str | None = None
-    headers_env: Mapping[str, str] = field(default_factory=dict)
-    reach_env: str | None = None
-    cpus: tuple[int, ...] = ()
-    timeout_s: float = 2.0
-
-    @classmethod
-    def from_json(cls, raw: bytes) -> Config:
-        """Raises ``UsageError`` when it is not a configuration."""
-        try:
-            values = dict(orjson.loads(raw))
-            unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
-            if unknown:
-                raise ValueError(f"unknown keys {sorted(unknown)}")
-            for name in ("metrics_urls", "cpus"):
-                values[name] = tuple(values.get(name, ()))
-            config = cls(**values)
-            if not 0.01 <= config.hz <= 100:
-                raise ValueError("hz must lie between 0.01 and 100")
-        except (ValueError, TypeError) as exc:
-            raise UsageError(f"not a sampler configuration: {exc}") from None
-        return config
-
-    def headers(self) -> dict[str, str]:
-        """HTTP headers, with the secrets filled in from the environment."""
-        out = {name: os.environ[var] for name, var in self.headers_env.items() if var in os.environ}
-        if self.api_key_env and os.environ.get(self.api_key_env):
-            out["Authorization"] = f"Bearer {os.environ[self.api_key_env]}"
-        for name, value in out.items():
-            hide_header(name, value)
-        return out
-
-
-class Source(Protocol):
-    """``sample`` gives rows, or None when there was no answer; then ``why`` says in a word or two what went wrong."""
-
-    name: str
-
-    @property
-    def why(self) -> str: ...
-
-    def sample(self) -> list[Row] | None: ...
-
-    def close(self) -> None: ...
-
-
-class _Timed:
-    """A source that is a function of the time; no rows means no answer."""
-
-    why = "nothing to read"
-
-    def __init__(self, name: str, get: Callable[[float], list[Row]], close: Callable[[], None] = lambda: None) -> None:
-        self.name, self._get, self.close = name, get, close
-
-    def sample(self) -> list[Row] | None:
-        return self._get(time.monotonic()) or None
 
 
 class _Loop(threading.Thread):
@@ -179,49 +101,6 @@ class _Loop(threading.Thread):
         self.spool.write(now, now, "sampler", rows)
 
 
-class _Groups:
-    """Process groups by name; new ones may come while we run."""
-
-    def __init__(self, start: Callable[[Source], None]) -> None:
-        from whywait.probe.process import Group
-
-        self._make, self._start = Group, start
-        self._groups: dict[str, Any] = {}
-        self._named = {os.getpid()}  # ourselves, and every process that was named: each belongs to its own group only
-
-    def add(self, pids: Mapping[str, Iterable[int]]) -> None:
-        self._named |= {p for numbers in pids.values() for p in numbers}
-        for name, numbers in pids.items():
-            if name in self._groups:
-                self._groups[name].add(numbers)
-            else:
-                group = self._groups[name] = self._make(numbers, strangers=self._named)
-                self._start(_Timed(f"process/{name}", group.sample))
-
-
-def _sources(config: Config) -> list[Source]:
-    headers, reach = config.headers(), Reach.from_json(os.environ.get(config.reach_env or "", "{}"))
-    for name, value in reach.headers:
-        hide_header(name, value)
-    out: list[Source] = [
-        MetricsPage(f"metrics/{i}", Fetcher(url, headers, config.timeout_s, reach), config.engine)
-        for i, url in enumerate(config.metrics_urls)
-    ]
-    if config.slots_url:
-        out.append(SlotsPage("slots/0", Fetcher(config.slots_url, headers, config.timeout_s, reach), config.kv_unified))
-    if config.host and sys.platform.startswith("linux"):  # elsewhere there is nothing to read: not a lost probe
-        from whywait.probe.host import System
-
-        out.append(_Timed("host", System().sample))
-    if config.gpu:
-        from whywait.probe.gpu import Nvml
-
-        nvml = Nvml.open()
-        if nvml is not None:
-            out.append(_Timed("gpu", nvml.sample, nvml.close))
-    return out
-
-
 class _Stop(Exception):
     pass
 
@@ -249,9 +128,9 @@ def main() -> int:
         signal.signal(signal.SIGTERM, _on_term)
         now = clock.now()
         spool.write(now, now, "sampler", [("clock_error_ns", None, float(clock.error_ns))])
-        for source in _sources(config):
+        groups = Groups(start)
+        for source in sources_of(config, groups):
             start(source)
-        groups = _Groups(start)
         groups.add(config.pids)
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
