@@ -229,8 +229,8 @@ class Fixed:
     def __init__(self, seconds: float, cpus: set[int], pids: set[int]) -> None:
         self.seconds, self.cpus, self._pids = seconds, frozenset(cpus), frozenset(pids)
 
-    def cpu_now(self) -> float:
-        return self.seconds
+    def cpu_now(self) -> dict[tuple[int, int], float]:
+        return {(pid, 1): self.seconds for pid in self._pids}
 
     def pids(self) -> frozenset[int]:
         return self._pids
@@ -258,12 +258,16 @@ def test_neighbours_are_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.Mon
     assert got["other_cpu_seconds_total"] == pytest.approx(4 - 2.5)
     assert got["engine_cores_other_seconds_total"] == pytest.approx(3 - 1.5)  # the client is on other cores
     assert got['neighbour_cpu_seconds_total {"pid":"50","process":"hog"}'] == pytest.approx(6)
-    engine.seconds = 60  # one of its children was found late
+    late = Fixed(500, {0, 1}, {9})  # a group that is named only now has not just used its 500 s
+    seen._groups["late"] = late  # type: ignore[index]
+    engine.seconds = 60  # more than the machine did: read a moment apart
     assert values(seen.sample(4.0))["other_cpu_seconds_total"] == got["other_cpu_seconds_total"]  # never falls
     client.cpus = frozenset({1, 2})  # it may run beside the engine: at least the rest was others'
-    engine.seconds = 7
-    write(tmp_path, machine(18, 22, 31, 40))
-    assert values(seen.sample(6.0))["engine_cores_other_seconds_total"] == pytest.approx((40 - 10) - (30 - 5))
+    engine.seconds = 60
+    write(tmp_path, machine(78, 22, 31, 40))
+    assert values(seen.sample(6.0))["engine_cores_other_seconds_total"] == pytest.approx(
+        (100 - 30) - (60 - 5) - (3 - 2)
+    )
     assert Neighbours({}, str(tmp_path / "nothing")).sample(0.0) == []
 
 

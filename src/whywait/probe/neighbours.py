@@ -27,7 +27,7 @@ class Member(Protocol):
 
     cpus: frozenset[int]
 
-    def cpu_now(self) -> float: ...
+    def cpu_now(self) -> Mapping[tuple[int, int], float]: ...
 
     def pids(self) -> frozenset[int]: ...
 
@@ -40,6 +40,8 @@ class Neighbours:
         self._look_at = self._names_at = float("-inf")
         self._highest: dict[str, float] = {}
         self._zero: dict[str, float] = {}
+        self._seen: dict[tuple[int, int], float] = {}
+        self._used: dict[str, float] = {}
         self._ticks: dict[int, tuple[str, int]] = {}
         self._named: dict[int, float] = {}
 
@@ -52,7 +54,7 @@ class Neighbours:
             return []
         self._look_at = now_s
         groups = dict(self._groups)
-        used = {name: group.cpu_now() for name, group in groups.items()}
+        used = self._grown(groups)
         ours = sum(used.values()) + time.process_time()
         rows = [self._rising("other_cpu_seconds_total", sum(busy.values()) - ours)]
         engine = groups.get("engine")
@@ -61,6 +63,17 @@ class Neighbours:
         if now_s - self._names_at >= NAMES_S:
             rows += self._names(now_s)
         return rows
+
+    def _grown(self, groups: Mapping[str, Member]) -> dict[str, float]:
+        """What each group used since we look. What a process had used when it was first seen is not charged to us now:
+        it was somebody else's when it happened."""
+        now: dict[tuple[int, int], float] = {}
+        for name, group in groups.items():
+            for key, seconds in group.cpu_now().items():
+                now[key] = seconds
+                self._used[name] = self._used.get(name, 0.0) + max(0.0, seconds - self._seen.get(key, seconds))
+        self._seen = now
+        return {name: self._used.get(name, 0.0) for name in groups}
 
     def _engine_cores(
         self, cpus: frozenset[int], groups: Mapping[str, Member], used: Mapping[str, float], busy: Mapping[int, float]

@@ -76,14 +76,10 @@ class Group:
         """Its processes when it was last sampled (from any thread)."""
         return frozenset(dict(self._members))
 
-    def cpu_now(self) -> float:
-        """CPU seconds the group has used until this moment, those of its dead included (from any thread)."""
-        total = dict(self._cpu)
-        for pid, started in dict(self._members).items():
-            stat = _stat(self.proc, pid)
-            if stat is not None and stat.started == started:
-                total[pid, started] = stat.cpu_s
-        return sum(total.values())
+    def cpu_now(self) -> dict[tuple[int, int], float]:
+        """CPU seconds of each of its processes (number, start time) until this moment (from any thread)."""
+        stats = {pid: (started, _stat(self.proc, pid)) for pid, started in dict(self._members).items()}
+        return {(pid, at): s.cpu_s for pid, (at, s) in stats.items() if s is not None and s.started == at}
 
     def sample(self, now_s: float) -> list[Row]:
         """Rows at ``now_s`` (any steady clock, in seconds); none when no process of the group is alive."""
