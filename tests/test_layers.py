@@ -29,7 +29,7 @@ MAY: dict[str, set[str]] = {
     "core": GROUND,
     "physics": CORE,
     "engines": CORE,
-    "net": CORE,
+    "net": {*CORE, "engines"},  # what engines report in an answer is in their tables
     **dict.fromkeys(PRODUCERS, FLOOR),
     "analyze": {*CORE, "physics"},
     "judge": ANALYSIS,

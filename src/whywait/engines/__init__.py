@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from whywait.engines import llama_cpp, vllm
-from whywait.engines.table import COUNTERS, GAUGES, HISTOGRAMS, LIMITS, EngineTable, Metric
+from whywait.engines import llama_cpp, sglang, tensorrt_llm, user, vllm
+from whywait.engines.table import COUNTERS, GAUGES, HISTOGRAMS, LIMITS, LOG_FACTS, EngineTable, Metric
 
-__all__ = ["COUNTERS", "ENGINES", "GAUGES", "HISTOGRAMS", "LIMITS", "EngineTable", "Metric", "by_name", "detect"]
+__all__ = ["COUNTERS", "ENGINES", "GAUGES", "HISTOGRAMS", "LIMITS", "LOG_FACTS", "EngineTable", "Metric", "by_name",
+           "detect", "metrics_paths", "request_fields", "tables", "use_file"]  # fmt: skip
 
-ENGINES: dict[str, EngineTable] = {t.name: t for t in (llama_cpp.TABLE, vllm.TABLE)}
+ENGINES: dict[str, EngineTable] = {t.name: t for t in (llama_cpp.TABLE, vllm.TABLE, sglang.TABLE, tensorrt_llm.TABLE)}
+#: Names the file of a user's own table: our child processes (sampler, shards) find it there too.
+FILE_ENV = "WHYWAIT_ENGINE_FILE"
+
+
+def tables() -> dict[str, EngineTable]:
+    """All tables by name, a user's own first: it may replace one of ours.
+
+    Raises:
+        UsageError: the user's file is not a table.
+    """
+    return _with(os.environ.get(FILE_ENV, ""))
+
+
+@functools.lru_cache(maxsize=8)
+def _with(path: str) -> dict[str, EngineTable]:
+    if not path:
+        return ENGINES
+    own = user.load(path)
+    return {own.name: own, **{name: t for name, t in ENGINES.items() if name != own.name}}
+
+
+def use_file(path: str) -> EngineTable:
+    """Use a user's own table from here on, in this process and those it starts.
+
+    Raises:
+        UsageError: it is not a table.
+    """
+    name = user.load(path).name
+    os.environ[FILE_ENV] = os.path.abspath(path)
+    _with.cache_clear()  # the file may have changed since it was read
+    return tables()[name]
+
+
+def request_fields() -> Mapping[str, str]:
+    """Where in the last stream events engines report of themselves -> columns of the requests table; all tables."""
+    return {path: column for table in tables().values() for path, column in table.request_fields.items()}
+
+
+def metrics_paths() -> tuple[str, ...]:
+    """Where engines publish their metrics, the usual place first."""
+    return tuple(dict.fromkeys(["/metrics", *(t.metrics_path for t in tables().values())]))
 
 
 def by_name(name: str | None) -> EngineTable | None:
     """The table of that name (``llama.cpp``, ``vllm``), or None."""
-    return ENGINES.get(name or "")
+    return tables().get(name or "")
 
 
 def detect(
@@ -28,15 +72,15 @@ def detect(
     """
     if metrics_text:
         lines = metrics_text.splitlines()
-        for table in ENGINES.values():
+        for table in tables().values():
             if any(line.startswith(table.metric_prefixes) for line in lines):
                 return table
     server = next((v for k, v in (headers or {}).items() if k.lower() == "server"), "").lower()
     owners = _owners(models_json)
-    for table in ENGINES.values():
+    for table in tables().values():
         if server and server.startswith(table.server_headers):
             return table
-    for table in ENGINES.values():
+    for table in tables().values():
         if owners.intersection(table.owned_by):
             return table
     return None

@@ -74,10 +74,9 @@ TABLE = EngineTable(
         "timings.prompt_n": "engine_prefill_tokens",
         "timings.cache_n": "cached_tokens",
         "timings.predicted_n": "output_tokens",
-        "usage.prompt_tokens_details.cached_tokens": "cached_tokens",
     },
     log_patterns={
-        "slots_total": r"n_slots = (\d+)",
+        "slots": r"n_slots = (\d+)",
         "slot_tokens": r"n_ctx_slot = (\d+)",
         "kv_unified": r"kv_unified = '?(\w+)'?",
     },

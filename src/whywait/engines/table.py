@@ -22,6 +22,9 @@ GAUGES: Mapping[str, str] = {
     "kv_tokens_idle": "tokens kept for reuse in slots or blocks not in work",
     "kv_tokens_total": "tokens the KV space can hold",
     "output_tokens_in_flight": "tokens produced so far by requests not yet finished",
+    "retracted": "requests pushed out of work for want of KV space, not yet back",
+    "prefix_hit_rate": "share of prompt tokens found in the prefix cache lately, 0..1 (where no counter says it)",
+    "acceptance_rate": "share of draft tokens accepted lately, 0..1 (where no counter says it)",
 }
 COUNTERS: Mapping[str, str] = {
     "requests_total": "requests finished, whatever the reason",
@@ -68,6 +71,15 @@ LIMITS: Mapping[str, str] = {
     "metrics": "what makes the engine publish its metrics",
     "request_metrics": "what makes the engine report its stages with every answer",
 }
+#: What ``log_patterns`` may find; see ``lab/capacity.py`` for what is made of it.
+LOG_FACTS: Mapping[str, str] = {
+    "kv_tokens": "tokens the KV space holds; where several cores of one engine say it, the sum counts",
+    "context": "longest sequence accepted, tokens",
+    "concurrency": "how many sequences of that length fit (a number, maybe with decimals)",
+    "slots": "sequences worked on at once",
+    "slot_tokens": "tokens one slot holds",
+    "kv_unified": "``true`` where all slots share the space of one",
+}
 
 
 class Metric(NamedTuple):
@@ -86,13 +98,16 @@ class EngineTable:
     ``info`` turns labels of an info metric into gauges: canonical name -> alternatives, each a product of labels.
     ``sums`` are canonical counters made of others, present only when every part is. ``late_counters`` grow only when a
     request (or its prefill) ends, so over short windows they lag what was really done. ``request_fields`` are dotted
-    paths into the last stream events -> columns of the requests table. The ``*_body`` are JSON merged into a request:
+    paths into the objects that the last stream events carry beside the answer -> columns of the requests table.
+    ``log_patterns`` are regular expressions with one group, by ``LOG_FACTS``. ``driven`` tells a table that was tried
+    on the real engine from one written by its documentation. The ``*_body`` are JSON merged into a request:
     always (``extra_body``), to get a token count with every chunk, to keep one request from reading the prefix cache
     (``{unique}`` stands for a fresh text).
     """
 
     name: str
     title: str
+    driven: bool = True
     metric_prefixes: tuple[str, ...] = ()
     server_headers: tuple[str, ...] = ()
     owned_by: tuple[str, ...] = ()

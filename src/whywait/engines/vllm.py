@@ -79,9 +79,12 @@ TABLE = EngineTable(
         "metrics.queue_time_ms": "engine_queue_ms",
         "metrics.time_to_first_token_ms": "engine_prefill_ms",  # scheduled to first token: the queue is not in it
         "metrics.generation_time_ms": "engine_decode_ms",
-        "usage.prompt_tokens_details.cached_tokens": "cached_tokens",
     },
-    log_patterns={"kv_tokens_total": r"KV cache size: ([\d,]+) tokens"},
+    log_patterns={
+        "kv_tokens": r"KV cache size: (\d[\d,]*) tokens",
+        "context": r"Maximum concurrency for (\d[\d,]*) tokens per request",
+        "concurrency": r"Maximum concurrency for \d[\d,]* tokens per request: ([\d.,]+)x",
+    },
     ignore_eos=True,
     per_token_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     no_cache_body={"cache_salt": "{unique}"},

@@ -1,33 +1,21 @@
 """What an engine's own log says: of its KV cache, and of its death. Pure text work.
 
-Wordings, from the engines' sources and logs:
-
-* vLLM V1: ``GPU KV cache size: 25,088 tokens`` and ``Maximum concurrency for 2,048 tokens per request: 12.25x``, on two
-  lines or (lately) one; ``CPU``, ``XPU``, ``GPU + host`` in place of ``GPU``. With data parallelism each
-  ``EngineCore_DPn`` says its own; old versions repeat it per tensor-parallel worker, where the least counts.
-* vLLM V0: only ``Maximum concurrency for N tokens per request: X x``.
-* SGLang: ``max_total_num_tokens=171008, …, max_running_requests=48, context_len=32768``.
-* TensorRT-LLM: ``Allocated 12.3 GiB for max tokens in paged KV cache (100352)``.
-* llama.cpp: ``n_slots = 4, n_ctx_slot = 2048, kv_unified = 'false'``.
+The wordings are ``log_patterns`` of the engine tables. vLLM V1 writes the size of its cache and how many of the longest
+requests fit, on two lines or (lately) one; with data parallelism each ``EngineCore_DPn`` says its own; old versions
+repeat it per tensor-parallel worker, where the least counts; V0 says only how many requests fit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_NUMBER: Final = r"(\d[\d,]*)"
-_VLLM: Final = re.compile(rf"KV cache size: {_NUMBER} tokens")
-_VLLM_REQUEST: Final = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: ([\d.,]+)x")
-_VLLM_CORE: Final = re.compile(r"EngineCore_DP\d+")
-_SGLANG: Final = re.compile(r"max_total_num_tokens=(\d+)")
-_SGLANG_RUNNING: Final = re.compile(r"max_running_requests=(\d+)")
-_SGLANG_CONTEXT: Final = re.compile(r"context_len=(\d+)")
-_TRT: Final = re.compile(r"max tokens in paged KV cache \((\d+)\)")
-_LLAMA: Final = re.compile(r"n_slots = (\d+), n_ctx_slot = (\d+), kv_unified = '(true|false)'")
+from whywait.engines import tables
+
+_CORE: Final = re.compile(r"EngineCore_DP\d+")
 _FRAME: Final = re.compile(r"\s{4}|\s+File \"|\s*[\^~]+$|Traceback \(most|.*\bERROR\b[^\]]*\] {2,}")
 _RAISED: Final = re.compile(r"(?:^|ERROR .*\] )((?:\w+\.)*[A-Z]\w*(?:Error|Exception): \S.*)")
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -43,35 +31,39 @@ class Capacity:
 
 
 def kv_capacity(log: str) -> Capacity:
+    """The first engine table whose patterns find a size in the log; the last time it is said counts."""
     log = _ESCAPES.sub("", log)
-    if found := _LLAMA.findall(log):
-        slots, context, unified = found[-1]
-        per_slot = int(context)
-        return Capacity(per_slot if unified == "true" else per_slot * int(slots), per_slot, int(slots))
-    if sizes := _SGLANG.findall(log):
-        return Capacity(int(sizes[-1]), _last(_SGLANG_CONTEXT, log), _last(_SGLANG_RUNNING, log))
-    if (size := _last(_TRT, log)) is not None:
-        return Capacity(size)
-    return _vllm(log.splitlines())
+    lines = log.splitlines()
+    for table in tables().values():
+        found = _capacity(table.log_patterns, lines)
+        if found != Capacity():
+            return found
+    return Capacity()
 
 
-def _vllm(lines: Iterable[str]) -> Capacity:
+def _capacity(patterns: Mapping[str, str], lines: list[str]) -> Capacity:
+    said: dict[str, str] = {}
     per_core: dict[str, int] = {}
-    per_request, implied = None, None
     for line in lines:
-        if size := _VLLM.search(line):
-            core = _VLLM_CORE.search(line)
-            key, tokens = core.group() if core else "", _int(size.group(1))
-            per_core[key] = min(per_core.get(key, tokens), tokens)
-        if request := _VLLM_REQUEST.search(line):
-            per_request = _int(request.group(1))
-            implied = round(per_request * float(request.group(2).replace(",", "")))
-    return Capacity(sum(per_core.values()) if per_core else implied, per_request)
-
-
-def _last(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.findall(text)
-    return _int(found[-1]) if found else None
+        for fact, pattern in patterns.items():
+            if (match := re.search(pattern, line)) is None:
+                continue
+            said[fact] = match.group(1)
+            if fact == "kv_tokens":
+                core = _CORE.search(line)
+                key, tokens = core.group() if core else "", _int(match.group(1))
+                per_core[key] = min(per_core.get(key, tokens), tokens)
+    slots, context = (_int(said[k]) if k in said else None for k in ("slots", "context"))
+    tokens = None
+    if per_core:
+        tokens = sum(per_core.values())
+    elif "slot_tokens" in said:
+        context = _int(said["slot_tokens"])
+        unified = said.get("kv_unified") == "true"
+        tokens = context if unified else context * slots if slots else None
+    elif context is not None and "concurrency" in said:
+        tokens = round(context * float(said["concurrency"].replace(",", "")))
+    return Capacity(tokens, context, slots) if tokens is not None else Capacity()
 
 
 def _int(text: str) -> int:

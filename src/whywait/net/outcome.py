@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from whywait.net.dialect import count
+from whywait.engines import request_fields
+from whywait.net.dialect import Answer, count
 from whywait.net.wire import Response
 
 # What an error's type and code look like. Anything else might be a message, and messages echo prompts.
@@ -23,9 +24,10 @@ def facts_of(response: Response, chunks: int) -> dict[str, Any]:
     outcome, fault, detail = _outcome(response, chunks)
     out: dict[str, Any] = {"outcome": outcome, "fault": fault, "detail": detail, "status": response.status or None,
                            "finish_reason": answer.finish_reason, "trace_id": answer.request_id}  # fmt: skip
-    out.update(_usage(answer.usage), **_stages(answer.timings, answer.metrics))
-    if out.get("output_tokens") is None:
-        out["output_tokens"] = count(answer.timings.get("predicted_n"))
+    out.update(_usage(answer.usage))
+    for column, value in _reported(answer).items():
+        if out.get(column) is None:  # tokens by the usage first
+            out[column] = value
     return out
 
 
@@ -100,24 +102,20 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "output_tokens": output, "reasoning_tokens": thought, "cached_tokens": cached}
 
 
-def _stages(timings: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
-    """What the engine says of its own stages: llama.cpp's ``timings``, vLLM's ``metrics``, in the last event.
+def _reported(answer: Answer) -> dict[str, Any]:
+    """What the engine says of its own stages, in the objects beside the answer, as the engine tables have it."""
+    beside = {"timings": answer.timings, "metrics": answer.metrics, "usage": answer.usage}
+    out: dict[str, Any] = {}
+    for path, column in request_fields().items():
+        found = _number(beside, path)
+        if out.get(column) is None:
+            out[column] = found if found is None or column.endswith("_ms") else count(found)
+    return out
 
-    vLLM counts ``time_to_first_token_ms`` from when the request was scheduled: its queue is not in it.
-    """
 
-    def number(source: dict[str, Any], key: str) -> float | None:
-        v = source.get(key)
-        return float(v) if isinstance(v, (int, float)) and 0 <= v < 1e15 else None
-
-    if metrics:
-        return {
-            "engine_queue_ms": number(metrics, "queue_time_ms"),
-            "engine_prefill_ms": number(metrics, "time_to_first_token_ms"),
-            "engine_decode_ms": number(metrics, "generation_time_ms"),
-        }
-    return {
-        "engine_prefill_ms": number(timings, "prompt_ms"),
-        "engine_decode_ms": number(timings, "predicted_ms"),
-        "engine_prefill_tokens": count(timings.get("prompt_n")),
-    }
+def _number(source: dict[str, Any], path: str) -> float | None:
+    value: Any = source
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    sane = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
+    return (float(value) if path.endswith("_ms") else value) if sane else None
