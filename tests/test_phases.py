@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
+from whywait.analyze.first_token import others_in_flight, prefill_windows
 from whywait.analyze.latency import origin_ns
-from whywait.analyze.phases import PHASES, account, others_in_flight, point_account, prefill_windows
+from whywait.analyze.phases import PHASES, account, point_account
 from whywait.core.run import Run
 
 
@@ -56,7 +57,9 @@ def test_without_evidence_it_is_unknown(run):
     req = run.requests.replace(
         engine_prefill_ms=np.full(len(run.requests), np.nan), engine_queue_ms=np.full(len(run.requests), np.nan)
     )
-    acc = account(Run(run.manifest, run.points, req, run.chunks, run.steps, run.readings))
+    # Neighbours' first tokens beside the gaps of a stream are evidence of their own: without chunks there are no gaps.
+    none = run.chunks.where(np.zeros(0, dtype=np.int64))
+    acc = account(Run(run.manifest, run.points, req, none, run.steps, run.readings))
     for name in ("frontend", "queue", "prefill", "stall"):
         assert not acc.phases[:, PHASES.index(name)].any()
         assert all(h[name] == "unknown" for h in acc.how.values())
@@ -145,7 +148,7 @@ def test_a_wait_behind_a_neighbours_prefill(neighbour, queue):
 
 def test_the_engines_own_queue_figure_is_measured():
     run = make_run([_one(first=300, last=400, end=400, engine_prefill_ms=60, engine_queue_ms=200)])
-    assert _ms(run) == {"queue": 200, "prefill": 60, "unknown": 40, "decode": 100}
+    assert _ms(run) == {"queue": 200, "prefill": 60, "frontend": 40, "decode": 100}
     assert account(run).how[0]["queue"] == "measured"
 
 
@@ -259,8 +262,8 @@ def test_histograms_give_the_mean_phases_of_a_point():
     assert not account(run).phases[:, PHASES.index("queue")].any()
     found = point_account(run, 0)
     ms = {k: v["ms"] for k, v in found["phases"].items()}
-    assert ms == pytest.approx({"client": 0, "network": 1, "frontend": 0, "queue": 300, "prefill": 100, "decode": 200,
-                                "stall": 0, "tail": 0, "unknown": 99})  # fmt: skip
+    assert ms == pytest.approx({"client": 0, "network": 1, "frontend": 99, "queue": 300, "prefill": 100, "decode": 200,
+                                "stall": 0, "tail": 0, "unknown": 0})  # fmt: skip
     assert found["phases"]["queue"]["how"] == "derived"
     assert found["requests"] == 10
     assert found["doubts"] == []
@@ -270,7 +273,7 @@ def test_without_a_decode_histogram_the_clients_decode_stays():
     run = make_run([_one(first=500, last=700, end=700)] * 10, readings=_histograms(0.3, 0.1, None))
     found = point_account(run, 0)["phases"]
     assert found["decode"] == {"ms": 200, "how": "measured"}
-    assert found["unknown"]["ms"] == pytest.approx(100)
+    assert found["frontend"] == {"ms": pytest.approx(100), "how": "derived"}
 
 
 def test_littles_law_and_totals_stand_in_for_histograms():

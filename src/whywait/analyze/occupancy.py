@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from whywait.analyze.counters import delta
-from whywait.analyze.phases import prefill_windows, waiting_seen
+from whywait.analyze.first_token import prefill_windows, waiting_seen
 from whywait.analyze.stats import Doubt
 from whywait.core.run import Run
 from whywait.core.table import Array

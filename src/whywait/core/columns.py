@@ -86,6 +86,8 @@ REQUESTS = (
     Column("engine_queue_ms", "f64", "ms", "queue time the engine reports for this request"),
     Column("engine_prefill_ms", "f64", "ms", "prefill time the engine reports for this request"),
     Column("engine_decode_ms", "f64", "ms", "decode time the engine reports for this request"),
+    Column("engine_ttft_ms", "f64", "ms", "the engine's own time to first token: arrival there to first token made"),
+    Column("engine_e2e_ms", "f64", "ms", "the engine's own end to end: arrival there to last token made"),
     Column("engine_prefill_tokens", "i64", "tokens", "prompt tokens the engine computed (not cached)"),
 )
 

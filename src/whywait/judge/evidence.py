@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import delta, gauge
-from whywait.analyze.phases import NEIGHBOUR, PHASES
+from whywait.analyze.phases import PHASES
+from whywait.analyze.stalls import NEIGHBOUR
 from whywait.core.run import Run
 from whywait.units import load_name
 

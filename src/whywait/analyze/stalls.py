@@ -1,0 +1,208 @@
+"""Why decode stood still: gaps beyond a request's usual one, told apart by what else happened at that instant.
+
+An engine step serves all sequences in work, so a long step is a gap in every stream at once (*silence*), while a
+request that was pushed out of work is silent alone. What grew or began meanwhile says which step it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from whywait.analyze.counters import Series, series
+from whywait.analyze.first_token import Line, Split
+from whywait.analyze.latency import Content, Gaps
+from whywait.analyze.window import Spans
+from whywait.core.run import Run
+from whywait.core.table import Array
+from whywait.units import NS_PER_MS, NS_PER_S
+
+NEIGHBOUR, PREEMPTION, QUOTA, NOISE = (
+    "neighbour's prefill", "preemption/recompute", "cpu quota", "noisy neighbour",
+)  # fmt: skip
+STALL_FACTOR = 1.5  # a gap beyond this multiple of the typical one is looked at
+VICTIM = 4  # a request pushed out of work is silent for at least this many usual gaps
+READY_CORES = 0.5  # engine threads ready without a core for this much of an interval are short of cores
+_MIN_GAPS = 8  # fewer gaps than this do not say what is typical of a request; the point's median does
+_COUNTERS = (
+    (QUOTA, "cgroup_throttled_seconds_total", 0.0),
+    (NOISE, "run_queue_wait_seconds_total", READY_CORES),
+)
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Per request (int64 ns): the excess of long gaps ``by`` cause, and what none explains (``rest``). ``guessed``
+    (bool) tells where a neighbour's prefill rests on its first token alone; ``looked`` where any cause could be seen.
+    """
+
+    by: dict[str, Array]
+    rest: Array
+    guessed: Array
+    looked: Array
+
+
+@dataclass(frozen=True)
+class _Long:
+    """The long gaps (int64 ns on the shifted line); ``chain`` numbers runs of long gaps with no usual one between."""
+
+    row: Array
+    begin: Array
+    end: Array
+    excess: Array
+    usual: Array
+    chain: Array
+    alone: Array
+
+
+def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Split]) -> Stalls:
+    """The excess of long gaps by cause. In this order, each from what the ones before leave:
+
+    1. *preemption/recompute*: others' tokens kept coming during the gap, and the engine's preemption counter grew in it
+       or in the gap of a request that was pushed out meanwhile;
+    2. *neighbour's prefill*: the overlap with prefills that the engine reports;
+    3. the same where it reports none: the overlap with sent → first token of a request whose first token ended the gap
+       (or the run of long gaps it is in) while all streams of the replica were silent;
+    4. *preemption/recompute* again, for gaps of all streams (KV being freed or computed anew);
+    5. *cpu quota* and *noisy neighbour*: silence while the engine's throttled time, or its threads' time ready without
+       a core, grew; at most by that growth.
+    """
+    line, split = parts
+    n = len(typical)
+    long = _long(c, g, typical, split.shift)
+    left, by = long.excess.copy(), {}
+
+    def take(cause: str, amount: Array) -> None:
+        nonlocal left
+        amount = np.minimum(amount, left)
+        by.setdefault(cause, np.zeros(n, dtype=np.int64))
+        np.add.at(by[cause], long.row, amount)
+        left = left - amount
+
+    pushed, counted = _pushed(run, long, split.shift)
+    take(PREEMPTION, np.where(pushed & long.alone, left, 0))
+    covered = split.windows.covered
+    take(NEIGHBOUR, covered(long.end) - covered(long.begin))
+    ended = _ended_by_first(long, split)
+    covered = split.guessed.covered
+    before = left
+    take(NEIGHBOUR, np.where(ended & ~long.alone, covered(long.end) - covered(long.begin), 0))
+    guessed = np.zeros(n, dtype=bool)
+    guessed[long.row[left < before]] = True
+    take(PREEMPTION, np.where(pushed, left, 0))
+    for cause, name, least in _COUNTERS:
+        spans = _grown(series(run.readings, name, "process/engine"), least)
+        take(cause, np.where(long.alone, 0, _growth_in(spans, long, split.shift)))
+    rest = np.zeros(n, dtype=np.int64)
+    np.add.at(rest, long.row, left)
+    others = np.zeros(n, dtype=bool) if not len(run.chunks) else _has_neighbours(line, split)
+    looked = (others | counted) & bool(len(run.chunks))
+    return Stalls({k: v for k, v in by.items() if v.any()}, rest, guessed, looked)
+
+
+def typical_gaps(g: Gaps, n: int, point: Array) -> Array:
+    """The median gap of each request (ns; of its point where it has few gaps; infinite where there is none)."""
+    own, count = _group_median(g.value, g.row, n)
+    _, number = np.unique(point, return_inverse=True)
+    number = number.ravel()
+    whole, some = _group_median(g.value, number[g.row], int(number.max(initial=-1)) + 1)
+    of_point = np.where(some > 0, whole, np.inf)[number]
+    out: Array = np.where(count >= _MIN_GAPS, own, of_point)
+    return out
+
+
+def _group_median(values: Array, group: Array, n: int) -> tuple[Array, Array]:
+    order = np.lexsort((values, group))
+    count = np.bincount(group, minlength=n)
+    start = np.cumsum(count) - count
+    out = np.full(n, np.nan)
+    some = count > 0
+    out[some] = values[order][(start + (count - 1) // 2)[some]]
+    return out, count
+
+
+def _long(c: Content, g: Gaps, typical: Array, shift: Array) -> _Long:
+    usual = typical[g.row]
+    excess = np.where(g.low > STALL_FACTOR * usual, g.low - usual, 0.0)
+    at = np.flatnonzero(excess >= 1)
+    row, usual = g.row[at], usual[at]
+    begin = np.rint(g.begin_ns[at]).astype(np.int64) + shift[row]
+    end = begin + np.rint(g.low[at]).astype(np.int64)
+    joined = (np.diff(at) == 1) & (row[1:] == row[:-1])
+    chain = np.concatenate(([0], np.cumsum(~joined))) if len(at) else np.zeros(0, dtype=np.int64)
+    # Tokens of others well inside the gap: its own stream has none there.
+    times = np.sort(np.rint(c.t).astype(np.int64) + shift[c.row])
+    edge = np.rint(np.minimum(usual / 2, (end - begin) / 4)).astype(np.int64)
+    inside = np.searchsorted(times, end - edge, "left") - np.searchsorted(times, begin + edge, "right")
+    return _Long(row, begin, end, np.floor(excess[at]).astype(np.int64), usual, chain, inside > 0)
+
+
+def _pushed(run: Run, long: _Long, shift: Array) -> tuple[Array, Array]:
+    """Which long gaps lie where requests were pushed out of work (bool), and whether that could be seen (per request).
+
+    The counter is read a few times a second. A request's gap that began while it grew, and is of several usual gaps,
+    is taken for one that was pushed out; what happens up to its end is of the same cause.
+    """
+    found = series(run.readings, "preemptions_total", "metrics") or series(run.readings, "preemptions_total")
+    counted = np.full(len(shift), bool(found))
+    spans = [(a + s, b + s) for a, b, _ in _grown(found, 0.0) for s in np.unique(shift).tolist()]
+    if not spans or not len(long.row):
+        return np.zeros(len(long.row), dtype=bool), counted
+    grew = Spans.of(*(np.array(v, dtype=np.int64) for v in zip(*sorted(spans), strict=True)))
+    slack = np.rint(np.where(np.isfinite(long.usual), long.usual, 0)).astype(np.int64)
+    began = grew.covered(long.begin + slack) > grew.covered(long.begin - slack)
+    victim = began & (long.end - long.begin >= VICTIM * long.usual)
+    reach = Spans.of(np.concatenate((grew.starts, long.begin[victim])), np.concatenate((grew.stops, long.end[victim])))
+    return reach.covered(long.end) > reach.covered(long.begin), counted
+
+
+def _grown(found: Iterable[Series], least_per_s: float) -> list[tuple[int, int, float]]:
+    """(asked, next answer, growth) of each pair of readings of counters between which they grew faster than that."""
+    out = []
+    for s in found:
+        steps, asked, answered = np.diff(s.values), s.asked_ns[:-1], s.answered_ns[1:]
+        fast = (steps > 0) & (steps >= least_per_s * (answered - asked) / NS_PER_S)
+        out += list(zip(asked[fast].astype(np.int64).tolist(), answered[fast].astype(np.int64).tolist(),
+                        steps[fast].tolist(), strict=True))  # fmt: skip
+    return sorted(out)
+
+
+def _growth_in(spans: list[tuple[int, int, float]], long: _Long, shift: Array) -> Array:
+    """By how much a counter of seconds grew at most during each gap (int64 ns)."""
+    if not spans:
+        return np.zeros(len(long.row), dtype=np.int64)
+    a, b, grew = (np.array(v, dtype=np.float64) for v in zip(*spans, strict=True))
+    total = np.concatenate(([0.0], np.cumsum(grew)))
+    begin, end = long.begin - shift[long.row], long.end - shift[long.row]
+    high = total[np.searchsorted(a, end, "left")] - total[np.searchsorted(b, begin, "right")]
+    out: Array = np.rint(np.maximum(high, 0) * NS_PER_S).astype(np.int64)
+    return out
+
+
+def _ended_by_first(long: _Long, split: Split) -> Array:
+    """Whether another request's first token came in the step that ended the gap, or the run of long gaps it is in."""
+    if not len(long.row):
+        return np.zeros(0, dtype=bool)
+    usual = np.where(np.isfinite(long.usual), long.usual, 0)
+    slack = np.rint(np.clip(usual / 8, NS_PER_MS, np.maximum(usual / 2, NS_PER_MS))).astype(np.int64)
+    near = split.guessed.ends_near(long.end, slack)
+    any_near = np.zeros(int(long.chain[-1]) + 1, dtype=bool)
+    any_near[long.chain[near]] = True
+    # Only up to the gap that the first token ended: what follows it in a run is of something else.
+    last = np.full(len(any_near), -1, dtype=np.int64)
+    np.maximum.at(last, long.chain[near], np.flatnonzero(near))
+    found: Array = any_near[long.chain] & (np.arange(len(long.chain)) <= last[long.chain])
+    return found
+
+
+def _has_neighbours(line: Line, split: Split) -> Array:
+    """Whether another request of the replica got its first token while each one decoded (bool): its prefill, if it
+    held anything up, could be seen."""
+    firsts = np.sort((line.first + split.shift)[line.has_first])
+    inside = np.searchsorted(firsts, line.last + split.shift, "left") - np.searchsorted(
+        firsts, line.first + split.shift, "right"
+    )
+    out: Array = inside > 0
+    return out
