@@ -38,7 +38,9 @@ MAY: dict[str, set[str]] = {
     "session": {*FLOOR, *PRODUCERS},
     "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
-    "verbs": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding"},
+    "exam": {*FLOOR, *PRODUCERS, "session", "app"},
+    "exam_score": {*CORE, "lab", "judge", "app", "exam"},
+    "verbs": {"exam", "exam_score", *FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding"},
     "cli": {"whywait", "errors", "verbs"},
     "__main__": {"cli"},
 }

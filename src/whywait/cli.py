@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
     "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
+    "exam": ("whywait.verbs.exam:exam", "known bottlenecks on real engines: record them, score the verdicts"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
 }
 
@@ -129,6 +130,18 @@ def _flags_record(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", metavar="DIR", help="folder of the recording (default: whywait-recordings/…)")
     p.add_argument("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
     p.add_argument("--json", action="store_true", help="the counts as JSON on stdout at the end")
+
+
+def _flags_exam(p: argparse.ArgumentParser) -> None:
+    p.add_argument("action", choices=["record", "score"])
+    p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of the recorded cases (exam)")
+    p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
+    p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
+    p.add_argument("--out", dest="runs", metavar="DIR", default=argparse.SUPPRESS, help="record: the same as RUNS")
+    p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
+    p.add_argument("--list", action="store_true", help="score: list the cases instead")
+    p.add_argument("--json", action="store_true", help="score: as JSON on stdout")
+    p.add_argument("--page", metavar="FILE", help="score: also write it into this page, between its markers")
 
 
 def _service(p: argparse.ArgumentParser) -> None:

@@ -1,0 +1,49 @@
+"""``whywait exam record | score``: known bottlenecks on real engines, and how the verdict does on them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from whywait.errors import EXIT_OK, EXIT_SERVICE, GateFailed, UsageError
+from whywait.lab.exam import ENGINES, Case, cases
+
+
+def exam(args: argparse.Namespace) -> int:
+    folder = Path(args.runs)
+    chosen = cases([args.engine] if args.engine else ENGINES, args.cases)
+    if args.action == "record":
+        return _record(args, chosen, folder)
+    from whywait import exam_score
+
+    if args.list:
+        print(exam_score.listing(chosen, folder))
+        return EXIT_OK
+    names = {c.name for c in chosen}
+    marked = [m for m in exam_score.score(folder) if m.case.name in names]
+    if not marked:
+        raise UsageError(f"none of these cases is recorded in {folder}", "whywait exam record")
+    if args.page:
+        page = Path(args.page)
+        page.write_text(exam_score.into_page(page.read_text(encoding="utf-8"), exam_score.markdown(marked)), "utf-8")
+    if args.json:
+        json.dump(exam_score.as_dict(marked), sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        print(exam_score.text(marked))
+    wrong = [m.case.name for m in exam_score.confident_wrongs(marked)]
+    if wrong:
+        raise GateFailed(f"{len(wrong)} confident and wrong: {', '.join(wrong)}", "whywait show RUNS/CASE")
+    return EXIT_OK
+
+
+def _record(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:
+    from whywait.exam import record
+    from whywait.session import stderr
+
+    failed = record(chosen, folder, args.vllm)
+    if failed:
+        stderr(f"whywait: not recorded: {', '.join(failed)}")
+    return EXIT_SERVICE if failed else EXIT_OK
