@@ -18,6 +18,8 @@ from whywait.core.table import Table
 
 Window = tuple[int, int]
 Floats = NDArray[np.float64]
+PAGES = ("metrics/", "promql/")
+TOGETHER = 0.8  # series that were read over this share of their union are compared over what they have in common
 _COMBINE: Mapping[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max}
 
 
@@ -117,12 +119,17 @@ def delta(
 ) -> Delta | None:
     """Growth of a counter over the window, summed over its series. Resets are bridged: after one, the counter has grown
     by at least what it shows."""
-    parts = [d for s in series(readings, name, source, where) if (d := _delta(s, window)) is not None]
+    found = _from_nothing(series(readings, name, source, where))
+    parts = [d for s in found if (d := _delta(s, window)) is not None]
     if not parts:
         return None
     start, end = max(p.start_ns for p in parts), min(p.end_ns for p in parts)
-    if end <= start:
-        return None
+    first, last = min(p.start_ns for p in parts), max(p.end_ns for p in parts)
+    if end - start >= TOGETHER * (last - first):
+        if (start, end) != (first, last):  # so that amount and time are of the same stretch
+            parts = [d for s in found if (d := _delta(s, (math.floor(start), math.ceil(end)))) is not None]
+    else:  # replicas that came and went: each counts for as long as it was read
+        start, end = first, last
     return Delta(
         sum(p.value for p in parts),
         sum(p.low for p in parts),
@@ -131,6 +138,26 @@ def delta(
         end,
         sum(p.resets for p in parts),
     )
+
+
+def _from_nothing(found: list[Series]) -> list[Series]:
+    """On an engine's page a label set that appears later than others was 0 before: a counter with labels is made when it
+    is first counted up. (Of a thread that appears late in a list of processes nothing of the kind is known.)"""
+    first: dict[str, Series] = {}
+    for s in found:
+        if s.source not in first or s.asked_ns[0] < first[s.source].asked_ns[0]:
+            first[s.source] = s
+    return [_padded(s, first[s.source]) if s.source.startswith(PAGES) else s for s in found]
+
+
+def _padded(s: Series, other: Series) -> Series:
+    before = np.flatnonzero(other.asked_ns < s.asked_ns[0])
+    if not len(before):
+        return s
+    at = before[[0, -1]] if len(before) > 1 else before
+    pad = (other.asked_ns[at], other.answered_ns[at], np.zeros(len(at)))
+    columns = zip(pad, (s.asked_ns, s.answered_ns, s.values), strict=True)
+    return Series(s.source, s.labels, *(np.concatenate(pair) for pair in columns))
 
 
 def _delta(s: Series, window: Window) -> Delta | None:
@@ -199,7 +226,7 @@ def histogram(readings: Table, base: str, window: Window, source: str | None = N
     Series whose buckets differ are added over the bounds they share (cumulative counts stay exact there).
     """
     by_series: dict[tuple[str, str], dict[float, float]] = {}
-    for s in series(readings, base + "_bucket", source):
+    for s in _from_nothing(series(readings, base + "_bucket", source)):
         rest = json.dumps({k: v for k, v in s.labels.items() if k != "le"}, sort_keys=True)
         by_series.setdefault((s.source, rest), {})[float(s.labels.get("le", "nan"))] = _step_delta(s, window)
     sets = [set(d) for d in by_series.values()]
@@ -208,7 +235,7 @@ def histogram(readings: Table, base: str, window: Window, source: str | None = N
         return None
     cumulative = np.array([sum(d[b] for d in by_series.values()) for b in bounds])
     cumulative = np.maximum.accumulate(cumulative)  # a reset seen in some buckets only could break the order
-    total = sum(_step_delta(s, window) for s in series(readings, base + "_sum", source))
+    total = sum(_step_delta(s, window) for s in _from_nothing(series(readings, base + "_sum", source)))
     return Histogram(np.array(bounds), np.diff(cumulative, prepend=0.0), total, float(cumulative[-1]))
 
 

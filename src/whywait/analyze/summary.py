@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze import passive
 from whywait.analyze.counters import delta, gauge
-from whywait.analyze.goodput import answer_tokens, goodput
+from whywait.analyze.goodput import goodput
 from whywait.analyze.latency import Content, content, latency_summary, per_request
 from whywait.analyze.occupancy import device_account
 from whywait.analyze.offered import acceptance, errors, miscounted, offered
-from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
-from whywait.analyze.stats import Doubt, summary, t975
+from whywait.analyze.parts import by_class, by_latency
+from whywait.analyze.phases import DECODE, PHASES, PREFILL, STALL, RequestAccount, account, point_account
+from whywait.analyze.roofline import OTHER, apportion, roofline
+from whywait.analyze.stats import Doubt, t975
+from whywait.analyze.thinking import thinking
 from whywait.analyze.trust import doubts
 from whywait.analyze.window import Window, in_flight, request_rate, starts_inside, token_bins, token_rate, window_of
 from whywait.core.columns import OUTCOMES
@@ -47,7 +51,8 @@ def summarize(run: Run) -> dict[str, Any]:
     ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s, effective_tokens_per_s, answer_tokens_per_s,
     requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due requests, ``offered`` and ``errors`` (see
     ``offered.py``), ``counts`` by outcome, ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``,
-    ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases`` and ``occupancy``. Latencies are
+    ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
+    ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
     those of ``ok`` requests that began in the window; counts and shares are of all.
     """
     acc = account(run)
@@ -104,25 +109,11 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     found += miscounted(one, c)
     ok = per_request(one, c).ok
     tokens, peak, missing = token_rate(one, c, w, ok)
-    if missing:
-        found.append(
-            {
-                "what": f"{missing} requests are not in the token rates",
-                "why": "the service gave no usage for them, and a chunk is not a token",
-                "next": "ask for usage (stream_options.include_usage)",
-            }
-        )
     good = goodput(one, run.manifest.slo, w, c)
-    if good.uncertain:
-        found.append(
-            {
-                "what": f"{good.uncertain} requests may or may not be within the SLO",
-                "why": "their bounds lie on both sides of it",
-                "next": "ask the service for token counts per chunk; look for buffering",
-            }
-        )
+    found += _uncounted(missing, good.uncertain)
     top, mean = in_flight(one, w.start_ns, w.end_ns)
-    phases, more = _phases(run, number, acc, inside)
+    roof = roofline(run, number)
+    phases, more = _phases(run, number, acc, inside, roof["decode_step"])
     point = {
         "point": number,
         "label": one.points["label"][0],
@@ -143,14 +134,41 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "errors": errors(one),
         "counts": {name: int((one.requests["outcome"] == i).sum()) for i, name in enumerate(OUTCOMES)},
         "in_flight": {"peak": top, "mean": mean},
-        "thinking": _thinking(one, ok & inside),
+        "thinking": thinking(one, ok & inside, _work(acc, number)),
         "cached_share": _cached(one),
         "acceptance": acceptance(run, (w.start_ns, w.end_ns)),
         **_resources(run, one, w),
         "phases": phases,
-        "occupancy": _occupancy(run, w),
+        "by_latency": by_latency(one, c, acc, inside),
+        "by_class": by_class(one, acc, inside),
+        "occupancy": _occupancy(run, w, roof["decode_step"]),
+        **roof,
     }
+    if passive.is_passive(one):
+        own, found = passive.figures(run, (w.start_ns, w.end_ns))
+        return {**point, **own}, found
     return point, [*found, *more]
+
+
+def _uncounted(missing: int, uncertain: int) -> list[Doubt]:
+    found: list[Doubt] = []
+    if missing:
+        found.append(
+            {
+                "what": f"{missing} requests are not in the token rates",
+                "why": "the service gave no usage for them, and a chunk is not a token",
+                "next": "ask for usage (stream_options.include_usage)",
+            }
+        )
+    if uncertain:
+        found.append(
+            {
+                "what": f"{uncertain} requests may or may not be within the SLO",
+                "why": "their bounds lie on both sides of it",
+                "next": "ask the service for token counts per chunk; look for buffering",
+            }
+        )
+    return found
 
 
 def knee(points: list[dict[str, Any]]) -> int | None:
@@ -222,18 +240,11 @@ def _window(w: Window) -> dict[str, Any]:
     }
 
 
-def _thinking(one: Run, which: Array) -> dict[str, Any]:
-    """Reasoning and answer apart: tokens per request, and the time from the first token of each to the next stage."""
-    req = one.requests
-    answers = answer_tokens(one)
-    first, answer, last = req["first_ns"], req["first_answer_ns"], req["last_ns"]
-    until = np.where(np.isnan(answer), last, answer)
-    return {
-        "reasoning_tokens": summary((req["output_tokens"] - answers)[which]),
-        "answer_tokens": summary(answers[which]),
-        "thinking_ms": summary(((until - first) / NS_PER_MS)[which]),
-        "answering_ms": summary(((last - answer) / NS_PER_MS)[which]),
-    }
+def _work(acc: RequestAccount, number: int) -> Array:
+    """Prefill, and decode with its stalls, of each request of a point (int64 ns; requests × 2)."""
+    spent = acc.phases[acc.point == number]
+    out: Array = np.stack((spent[:, PREFILL], spent[:, DECODE] + spent[:, STALL]), axis=1)
+    return out
 
 
 def _cached(one: Run) -> float | None:
@@ -276,29 +287,37 @@ def _energy(run: Run, span: tuple[int, int]) -> tuple[float | None, float]:
     return sum(p.value for p in parts), (parts[0].end_ns - parts[0].start_ns) / NS_PER_S
 
 
-def _phases(run: Run, number: int, acc: RequestAccount, inside: Array) -> tuple[dict[str, Any], list[Doubt]]:
+def _phases(
+    run: Run, number: int, acc: RequestAccount, inside: Array, step: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[Doubt]]:
     """Mean phases per request that began in the window, failed ones too; of the point where requests say less."""
     rows = np.flatnonzero(acc.point == number)[inside]
     if not len(rows):
         return {}, []
-    how = acc.how[number]
-    found = point_account(run, number, acc)
+    how, causes = acc.how[number], {k: dict(v) for k, v in acc.causes.get(number, {}).items()}
+    if step is not None:  # what no cause takes of decode goes by the model of a step
+        seen = causes.setdefault("decode", {})
+        left = max(0.0, 1.0 - sum(seen.values()))
+        seen.update({k: v * left for k, v in step["shares"].items() if k != OTHER and v})
+    found, more = point_account(run, number, acc), []
     if found is not None:
-        total = sum(v["ms"] for v in found["phases"].values())
-        return {k: _phase(k, v["ms"], total, v["how"], {}) for k, v in found["phases"].items()}, found["doubts"]
-    mean = acc.phases[rows].mean(axis=0) / NS_PER_MS
-    total = float(mean.sum())
-    causes = acc.causes.get(number, {})
-    return {p: _phase(p, float(mean[i]), total, how[p], causes.get(p, {})) for i, p in enumerate(PHASES)}, []
+        ms = {k: (v["ms"], v["how"]) for k, v in found["phases"].items()}
+        causes, more = {k: v for k, v in causes.items() if how[k] == ms[k][1]}, found["doubts"]
+    else:
+        mean = acc.phases[rows].mean(axis=0) / NS_PER_MS
+        ms = {p: (float(mean[i]), how[p]) for i, p in enumerate(PHASES)}
+    total, told = sum(v for v, _ in ms.values()), acc.evidence.get(number, {})
+    return {p: _phase(p, v, total, (causes.get(p, {}), told.get(p, ""))) for p, v in ms.items()}, more
 
 
-def _phase(name: str, ms: float, total: float, how: str, causes: dict[str, float]) -> dict[str, Any]:
-    unseen = how == "unknown" and name != "unknown" and ms == 0  # absent is null: nothing here could have seen it
-    share = None if unseen or not total else ms / total
-    return {"ms": None if unseen else ms, "share": share, "how": how, "causes": causes}
+def _phase(name: str, ms: tuple[float, str], total: float, why: tuple[dict[str, float], str]) -> dict[str, Any]:
+    took, how = ms
+    unseen = how == "unknown" and name != "unknown" and took == 0  # absent is null: nothing here could have seen it
+    share = None if unseen or not total else took / total
+    return {"ms": None if unseen else took, "share": share, "how": how, "causes": why[0], "evidence": why[1]}
 
 
-def _occupancy(run: Run, w: Window) -> dict[str, Any]:
+def _occupancy(run: Run, w: Window, step: dict[str, Any] | None) -> dict[str, Any]:
     a = device_account(run, w.start_ns, w.end_ns)
     total = a.total_ns
     shares = {
@@ -306,7 +325,20 @@ def _occupancy(run: Run, w: Window) -> dict[str, Any]:
         for k, v in a.ns.items()
     }
     busy = [a.busy_low_ns / total, a.busy_high_ns / total] if total else [None, None]
-    return {"devices": a.devices, "wall_ns": a.end_ns - a.start_ns, "shares": shares, "how": a.how, "busy": busy}
+    decode = None
+    if step is not None and total:
+        decode = {k: v / total for k, v in apportion(a.ns["decode_busy"], step["shares"]).items()}
+    blocked = None if a.kv_blocked_ns is None or not total else a.kv_blocked_ns / total
+    return {
+        "devices": a.devices,
+        "wall_ns": a.end_ns - a.start_ns,
+        "shares": shares,
+        "how": a.how,
+        "busy": busy,
+        "decode": decode,
+        "kv_blocked": blocked,
+        "notes": a.notes,
+    }
 
 
 def _nulls(points: list[dict[str, Any]]) -> list[Doubt]:
@@ -317,7 +349,7 @@ def _nulls(points: list[dict[str, Any]]) -> list[Doubt]:
             where = "" if len(at) == len(points) else f" at point {', '.join(at)}"
             out.append({"what": f"{key} is unknown{where}", "why": why, "next": next_})
     for key in ("ttft_ms", "tpot_ms", "e2e_ms"):
-        at = [str(p["point"]) for p in points if p[key]["n"] == 0]
+        at = [str(p["point"]) for p in points if p[key]["n"] == 0 and "passive" not in p]
         if at:
             why = "no request ended well with the stamps or token counts it takes"
             next_ = "see the counts of outcomes and the service's log"

@@ -10,6 +10,7 @@ import numpy as np
 
 from whywait.analyze.counters import delta
 from whywait.analyze.latency import CLOSED, OK, Latency, per_request
+from whywait.analyze.passive import is_passive
 from whywait.analyze.phases import histogram_mean_ms
 from whywait.analyze.stats import Doubt, order_ranks
 from whywait.analyze.window import Window, in_flight, starts_inside, window_of
@@ -68,7 +69,7 @@ def doubts(run: Run) -> list[Doubt]:
     flight, cached prompts, foreign traffic, client TTFT against the engine's, points without a steady window, too few
     samples, user clock, clock steps, the client's floor, probes that did not answer, a partial Run.
     """
-    parts = [_part(run, int(p)) for p in run.points["point"]]
+    parts = [p for p in (_part(run, int(p)) for p in run.points["point"]) if not is_passive(p.run)]
     found = [dict(d) for d in run.manifest.doubts]
     if run.manifest.partial:
         found.append(_doubt("the run is PARTIAL", run.manifest.partial_reason or "it was cut short", "run it again"))

@@ -111,6 +111,8 @@ def window_of(run: Run) -> Window:
     stated = not (np.isnan(low) or np.isnan(high))
     if stated and (low, high) != (start, end):
         return _steady(run, int(low), int(high))
+    if not len(run.requests) and not pts["planned"].any():  # only watched: nothing warms up or drains
+        return Window(start, end, False, 0, 0)
     found, why = _closed(run) if pts["mode"][0] == CLOSED else _open(run, start)
     if found is not None:
         steady = _steady(run, *found)

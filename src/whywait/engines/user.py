@@ -5,6 +5,7 @@ The format is told in ``docs/engines.md``, with a whole example.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -78,8 +79,8 @@ def _table(raw: Mapping[str, Any], where: str) -> EngineTable:
         flags=flags,
         request_fields=_fields(of["request_fields"], where),
         log_patterns=logs,
-        **_bodies(of["bodies"], where),
     )
+    table = dataclasses.replace(table, **_bodies(of["bodies"], where))
     for native in (*table.metrics, *table.histograms):
         if not native.startswith(table.metric_prefixes):
             given = ", ".join(table.metric_prefixes)
@@ -109,7 +110,7 @@ def _fields(raw: Mapping[str, Any], where: str) -> dict[str, str]:
     return fields
 
 
-def _bodies(raw: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+def _bodies(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     _only(raw, BODIES, where, "key in [bodies]")
     return {BODIES[k]: _dict(v, f"{where}: [bodies] {k}") for k, v in raw.items()}
 

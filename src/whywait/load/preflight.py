@@ -14,7 +14,7 @@ import orjson
 
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.schedule import Workload
-from whywait.engines import EngineTable, detect
+from whywait.engines import EngineTable, detect, metrics_paths
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError, WhywaitError, WrongModel
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
@@ -24,6 +24,7 @@ from whywait.units import NS_PER_S
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 5
+UNREAD = "engine metrics are not readable"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Target:
     model: str
     models: tuple[str, ...] = ()
     engine: EngineTable | None = None
-    metrics_url: str | None = None
+    metrics_urls: tuple[str, ...] = ()
     slots_url: str | None = None
     limits: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)  # the user's own body fields
@@ -74,17 +75,28 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
         raise NotAnEndpoint(
             f"{endpoint.url} answers a web page, not an API", "give the API's base URL, such as http://host:8000"
         )
-    metrics = _page(endpoint, "/metrics")
-    text = metrics.decode("utf-8", "replace") if metrics else None
+    at, text = metrics_page(endpoint)
     engine = detect(text, headers, listing)
     target = Target(endpoint, _choose(model, models, endpoint), models, engine)
     if text and engine is not None:
-        target = dataclasses.replace(target, metrics_url=endpoint.page(endpoint.root + engine.metrics_path))
+        target = dataclasses.replace(target, metrics_urls=(endpoint.page(endpoint.root + at),))
     else:
         why = "no /metrics page" if not text else "its /metrics page is of no engine whywait knows"
         what = engine.flags.get("metrics", "") if engine else ""
-        target = _note(target, "engine metrics are not readable", why, f"start it with {what}" if what else "")
+        target = _note(target, UNREAD, why, f"start it with {what}" if what else "")
     return _limits(target, listing)
+
+
+def metrics_page(endpoint: Endpoint) -> tuple[str, str | None]:
+    """Path and text of the engine's metrics; where no page is an engine's, the first that is there."""
+    first: tuple[str, str | None] = ("", None)
+    for path in metrics_paths():
+        page = _page(endpoint, path)
+        text = page.decode("utf-8", "replace") if page else None
+        if text and detect(metrics_text=text) is not None:
+            return path, text
+        first = first if first[1] else (path, text)
+    return first
 
 
 def _listing(endpoint: Endpoint) -> tuple[Endpoint, tuple[int, dict[str, str], bytes]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import socket
 import time
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -89,6 +91,13 @@ class Fetcher:
         sock: socket.socket | None = connection.sock
         if sock is not None:
             sock.settimeout(left)
+
+
+def fetcher(url: str, headers: Mapping[str, str], timeout_s: float, reach: Reach, home: str) -> Fetcher:
+    """For the page of a replica: the user's key and headers are for the service's host, not for every host named."""
+    if home and not url.startswith("unix:") and urlsplit(url).hostname != home:
+        return Fetcher(url, {}, timeout_s, dataclasses.replace(reach, headers=()))
+    return Fetcher(url, headers, timeout_s, reach)
 
 
 class MetricsPage:

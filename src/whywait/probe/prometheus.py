@@ -93,9 +93,9 @@ def canonical(samples: Iterable[Sample], table: EngineTable) -> list[Sample]:
     rows: list[Row] = []
     old: list[Row] = []
     for s in samples:
-        for target in _targets(s.name, s.labels, table):
+        for target in targets_of(s.name, s.labels, table):
             (old if target.old else rows).extend(target.rows(s.value))
-    return [Sample(name, json.loads(labels or "{}"), value) for name, labels, value in _finish(rows, old, table)]
+    return [Sample(name, json.loads(labels or "{}"), value) for name, labels, value in finish(rows, old, table)]
 
 
 def page_facts(samples: Iterable[Sample], table: EngineTable) -> dict[str, str]:
@@ -106,7 +106,7 @@ def page_facts(samples: Iterable[Sample], table: EngineTable) -> dict[str, str]:
     return {}
 
 
-class _Target(NamedTuple):
+class Target(NamedTuple):
     """What a native name and its labels become, once the value is known; info metrics carry it in their labels."""
 
     name: str
@@ -121,24 +121,24 @@ class _Target(NamedTuple):
         return [] if math.isnan(value) else [(self.name, self.labels, value * self.scale)]
 
 
-def _targets(name: str, labels: Mapping[str, str], table: EngineTable) -> list[_Target]:
+def targets_of(name: str, labels: Mapping[str, str], table: EngineTable) -> list[Target]:
     out = []
     for metrics, old in ((table.metrics, False), (table.old_metrics, True)):
         for metric in metrics.get(name, ()):
             if _holds(metric, labels):
                 kept = {k: v for k, v in labels.items() if (k, v) not in metric.where}
-                out.append(_Target(metric.name, label_json(kept), metric.scale, old))
+                out.append(Target(metric.name, label_json(kept), metric.scale, old))
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
             base = name[: -len(suffix)]
             for histograms, old in ((table.histograms, False), (table.old_histograms, True)):
                 if base in histograms:
-                    out.append(_Target(histograms[base] + suffix, label_json(labels), old=old))
+                    out.append(Target(histograms[base] + suffix, label_json(labels), old=old))
     for ours, alternatives in table.info.get(name, {}).items():
         value = _product(labels, alternatives)
         if value is not None:
             kept = {k: labels[k] for k in ("engine",) if k in labels}
-            out.append(_Target(ours, label_json(kept), fixed=value))
+            out.append(Target(ours, label_json(kept), fixed=value))
     return out
 
 
@@ -155,7 +155,7 @@ def _product(labels: Mapping[str, str], alternatives: Iterable[tuple[str, ...]])
     return None
 
 
-def _finish(rows: list[Row], old: list[Row], table: EngineTable) -> list[Row]:
+def finish(rows: list[Row], old: list[Row], table: EngineTable) -> list[Row]:
     """Old names in where no current one gave the same; counters that are sums of others in."""
     if old:
         current = {row[0] for row in rows}
@@ -176,7 +176,7 @@ class PageReader:
 
     def __init__(self, table: EngineTable) -> None:
         self.table = table
-        self._memo: dict[str, list[_Target]] = {}  # "name{labels}" -> what it becomes
+        self._memo: dict[str, list[Target]] = {}  # "name{labels}" -> what it becomes
 
     def read(self, text: str) -> list[Row]:
         prefixes, memo = self.table.metric_prefixes, self._memo
@@ -203,13 +203,13 @@ class PageReader:
                     (old if target.old else rows).extend(target.rows(value))
                 else:
                     rows.append((target.name, target.labels, value * target.scale))
-        return _finish(rows, old, self.table)
+        return finish(rows, old, self.table)
 
-    def _learn(self, line: str, head: str) -> tuple[list[_Target], float]:
+    def _learn(self, line: str, head: str) -> tuple[list[Target], float]:
         sample = parse_line(line)
         if sample is None:
             return [], 0.0
-        targets = _targets(sample.name, sample.labels, self.table)
+        targets = targets_of(sample.name, sample.labels, self.table)
         # With a timestamp or an exemplar behind the value, the text before the last blank is not name and labels.
         match = _LINE.fullmatch(line)
         if match is not None and match.span(3) == (len(head) + 1, len(line)):
