@@ -7,7 +7,6 @@ user would have given it; the exam adds nothing to the Run that the judge could 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -121,6 +120,10 @@ def _engine(case: Case, cpus: Cpus, vllm: str | None, say: Say) -> Iterator[Engi
     if case.engine == "embedded":
         if synthetic := settings.pop("synthetic", ""):
             settings["model"] = str(cached_synthetic(synthetic))
+        if most := settings.pop("draft", 0):  # of the same vocabulary, with other weights: it never agrees
+            settings["model"] = str(cached_synthetic("small"))
+            draft = {"types": [1], "draft.mparams.path": str(cached_synthetic("draft")), "draft.n_max": most}
+            settings["extra"] = {f"speculative.{k}": v for k, v in draft.items()}
         own = Settings(cpus=cpus, **settings)
         start = lambda: start_embedded(own, say=say)  # noqa: E731
     else:

@@ -68,7 +68,8 @@ def mark(case: Case, verdicts: Sequence[Verdict]) -> Marked:
 
 def _with_alarms(base: Marked, marked: Sequence[Marked], claims: dict[str, tuple[str, ...]]) -> Marked:
     """For a base: the causes claimed of it that belong to faults which are not in it."""
-    absent = {c for m in marked if m.case.base == base.case.name for c in m.case.accepted} - set(base.case.accepted)
+    absent = {c for m in marked if m.case.base == base.case.name for c in m.case.accepted}
+    absent -= {*base.case.accepted, *base.case.symptoms}
     alarms = tuple(c for c in claims[base.case.name] if c in absent)
     return Marked(base.case, base.claimed, base.undecided, alarms)
 

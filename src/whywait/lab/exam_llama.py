@@ -16,9 +16,7 @@ HEALTHY: Final = (*DECODE, "compute-bound prefill", "want of load")
 
 CHAT: Final = chat(32, 32)
 SHORT: Final = chat(24, 12)
-PROMPTY: Final = chat(400, 8)
 SHARED: Final = chat(420, 8, shared=0.9)
-MANY_PREFIXES: Final = chat(420, 8, shared=0.9, groups=24)
 FOUR: Final = {"slots": 4}
 EIGHT: Final = {"slots": 8}
 
@@ -29,13 +27,18 @@ def _case(name: str, fault: str, accepted: str | tuple[str, ...], **more: Any) -
     return Case(f"llama-{name}", "embedded", fault, right, **more)
 
 
+#: On one thread every prompt holds up the streams beside it, be it for 100 ms: true of all points but the single one.
+BESIDE: Final = ("neighbour's prefill",)
+
+
 def _bases() -> Iterator[Case]:
-    yield _case("base", "", HEALTHY)
-    yield _case("base-wide", "", HEALTHY, settings=EIGHT, points=closed(8))
-    yield _case("base-url", "", HEALTHY, by="url")
-    yield _case("base-short", "", HEALTHY, workload=SHORT, by="url")
-    yield _case("base-shared", "", HEALTHY, workload=SHARED)
-    yield _case("base-rate", "", HEALTHY, workload=SHORT, points=opened(1.0))
+    yield _case("base", "", HEALTHY, symptoms=BESIDE)
+    yield _case("base-alone", "", HEALTHY, points=(Point("concurrency", 1, 20),))
+    yield _case("base-wide", "", HEALTHY, settings=EIGHT, points=closed(8), symptoms=BESIDE)
+    yield _case("base-url", "", HEALTHY, by="url", symptoms=BESIDE)
+    yield _case("base-short", "", HEALTHY, workload=SHORT, by="url", symptoms=BESIDE)
+    yield _case("base-shared", "", HEALTHY, workload=SHARED, symptoms=BESIDE)
+    yield _case("base-rate", "", HEALTHY, workload=SHORT, points=opened(1.0), symptoms=BESIDE)
 
 
 def _engine() -> Iterator[Case]:
@@ -43,10 +46,9 @@ def _engine() -> Iterator[Case]:
     for slots, load in ((1, 4), (1, 8), (2, 8)):
         yield _case(f"slots-{slots}-of-{load}", "slot limit", "slot limit", settings={"slots": slots},
                     points=closed(load), base=base)  # fmt: skip
-    for room in (256, 512):
-        settings = {"slots": 8, "ctx_per_slot": room // 8 * 2, "kv_unified": True}
-        yield _case(f"kv-{room // 8 * 16}", "kv space", "kv space", settings=settings, workload=chat(64, 96),
-                    points=closed(8), base=base)  # fmt: skip
+    for tokens in (512, 896):  # eight requests need 1,280
+        yield _case(f"kv-{tokens}", "kv space", "kv space", workload=chat(64, 96), points=closed(8), base=base,
+                    settings={"slots": 8, "kv_unified": True, "extra": {"n_ctx": tokens}})  # fmt: skip
     off = {"slots": 4, "cache_prompt": False}
     for load in (1, 4):
         yield _case(f"cache-off-{load}", "prefix cache off", "prefix cache off", settings=off, workload=SHARED,
@@ -94,11 +96,11 @@ def _load() -> Iterator[Case]:
     base = "llama-base"
     for long in (400, 1000):
         yield _case(f"long-prompts-{long}", "long prompts mixed into decode", "neighbour's prefill",
-                    workload=mixed((24, 48), (long, 4), 0.2), base=base,
+                    workload=mixed((24, 48), (long, 4), 0.2), base="llama-base-alone",
                     symptoms=("compute-bound prefill",))  # fmt: skip
     for prompt in (300, 800):
         yield _case(f"prefill-{prompt}", "long prompts", "compute-bound prefill", workload=chat(prompt, 4),
-                    points=closed(2, 20, 8), base=base)  # fmt: skip
+                    points=closed(2, 20, 8), symptoms=BESIDE)  # fmt: skip
     yield _case("long-answers-2", "long answers that hold every slot", "long requests", settings={"slots": 2},
                 workload=mixed((24, 4), (24, 200), 0.25), points=closed(6, 24), symptoms=("slot limit",),
                 base="llama-base-wide")  # fmt: skip
@@ -113,7 +115,7 @@ def _load() -> Iterator[Case]:
     yield _case("seldom", "rate too low", "want of load", workload=SHORT, points=opened(0.3, 24),
                 base="llama-base-full")  # fmt: skip
     yield _case("base-full", "", (*DECODE, "compute-bound prefill", "slot limit"),
-                points=(Point("concurrency", 4, 18), Point("concurrency", 6, 18)))  # fmt: skip
+                symptoms=BESIDE, points=(Point("concurrency", 4, 18), Point("concurrency", 6, 18)))  # fmt: skip
 
 
 CASES: Final[tuple[Case, ...]] = (*_bases(), *_engine(), *_machine(), *_line(), *_load())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from whywait.lab.exam import Case, Point, chat, closed, mixed, opened
-from whywait.lab.exam_llama import DECODE, HEALTHY
+from whywait.lab.exam_llama import BESIDE, DECODE, HEALTHY
 
 CHAT: Final = chat(64, 48)
 SHORT: Final = chat(48, 16)
@@ -25,14 +25,15 @@ def _case(name: str, fault: str, accepted: str | tuple[str, ...], **more: Any) -
 
 
 def _bases() -> Iterator[Case]:
-    # Its steps are mostly the framework's own work, which host CPU is a true word for.
+    # A part of its steps is the framework's own work, which host CPU is a true word for.
     small = (*HEALTHY, "host CPU")
-    yield _case("base", "", small)
-    yield _case("base-url", "", small, by="url")
-    yield _case("base-short", "", small, workload=SHORT, by="url")
-    yield _case("base-wide", "", small, points=closed(16))
-    yield _case("base-shared", "", small, workload=SHARED)
-    yield _case("base-rate", "", small, workload=SHORT, points=opened(2.0))
+    yield _case("base", "", small, symptoms=BESIDE)
+    yield _case("base-alone", "", small, points=(Point("concurrency", 1, 15),))
+    yield _case("base-url", "", small, by="url", symptoms=BESIDE)
+    yield _case("base-short", "", small, workload=SHORT, by="url", symptoms=BESIDE)
+    yield _case("base-wide", "", small, points=closed(16), symptoms=BESIDE)
+    yield _case("base-shared", "", small, workload=SHARED, symptoms=BESIDE)
+    yield _case("base-rate", "", small, workload=SHORT, points=opened(2.0), symptoms=BESIDE)
 
 
 def _engine() -> Iterator[Case]:
@@ -93,11 +94,11 @@ def _load() -> Iterator[Case]:
     base = "vllm-base"
     for long in (800, 1600):
         yield _case(f"long-prompts-{long}", "long prompts mixed into decode", "neighbour's prefill",
-                    workload=mixed((48, 64), (long, 4), 0.25), base=base,
+                    workload=mixed((48, 64), (long, 4), 0.25), base="vllm-base-alone",
                     symptoms=("compute-bound prefill",))  # fmt: skip
     for load in (1, 4):
         yield _case(f"prefill-{load}", "long prompts", "compute-bound prefill", workload=chat(1600, 2),
-                    points=closed(load) if load > 1 else (Point("concurrency", 1, 18),), base=base)  # fmt: skip
+                    points=closed(load) if load > 1 else (Point("concurrency", 1, 18),), symptoms=BESIDE)  # fmt: skip
     yield _case("long-answers", "long answers that hold every slot", "long requests", settings={"--max-num-seqs": 2},
                 workload=mixed((32, 4), (32, 500), 0.25), points=closed(8, 24), symptoms=("slot limit",),
                 base="vllm-base-wide")  # fmt: skip
@@ -108,7 +109,7 @@ def _load() -> Iterator[Case]:
     yield _case("seldom", "rate too low", "want of load", workload=SHORT, points=opened(0.5, 20),
                 base="vllm-base-full")  # fmt: skip
     yield _case("base-full", "", (*DECODE, "compute-bound prefill", "host CPU", "slot limit"),
-                points=(Point("concurrency", 16, 16), Point("concurrency", 24, 16)))  # fmt: skip
+                symptoms=BESIDE, points=(Point("concurrency", 16, 16), Point("concurrency", 24, 16)))  # fmt: skip
 
 
 CASES: Final[tuple[Case, ...]] = (*_bases(), *_engine(), *_machine(), *_line(), *_load())

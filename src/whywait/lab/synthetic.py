@@ -65,10 +65,12 @@ class Shape:
         return self.width // self.heads * self.kv_heads
 
 
-#: ``small`` has exactly the shape of SmolLM2-135M, so its steps cost the same; ``tiny`` is for tests.
+#: ``small`` has exactly the shape of SmolLM2-135M, so its steps cost the same; ``tiny`` is for tests; ``draft`` knows
+#: the words of ``small`` but has other weights, so as its draft model it is (nearly) always wrong.
 SHAPES: Final = {
     "tiny": Shape(layers=2, width=128, feed_forward=256, heads=4, kv_heads=2, vocab=1024),
     "small": Shape(layers=30, width=576, feed_forward=1536, heads=9, kv_heads=3, vocab=49152),
+    "draft": Shape(layers=2, width=576, feed_forward=1536, heads=9, kv_heads=3, vocab=49152),
 }
 
 
