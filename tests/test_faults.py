@@ -241,7 +241,7 @@ def test_every_fault_says_what_it_did_or_why_it_cannot(name: str, service: Servi
             assert put.label
             assert (put.url != service.url) == (name in ("delay", "buffering", "shedding"))
     except NotPossible as exc:
-        assert exc.message
+        pytest.skip(exc.message)
 
 
 def test_the_fixed_work_takes_time() -> None:

@@ -93,7 +93,6 @@ def _line() -> Iterator[Case]:
 
 
 def _load() -> Iterator[Case]:
-    base = "llama-base"
     for long in (400, 1000):
         yield _case(f"long-prompts-{long}", "long prompts mixed into decode", "neighbour's prefill",
                     workload=mixed((24, 48), (long, 4), 0.2), base="llama-base-alone",

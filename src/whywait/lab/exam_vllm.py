@@ -91,7 +91,6 @@ def _line() -> Iterator[Case]:
 
 
 def _load() -> Iterator[Case]:
-    base = "vllm-base"
     for long in (800, 1600):
         yield _case(f"long-prompts-{long}", "long prompts mixed into decode", "neighbour's prefill",
                     workload=mixed((48, 64), (long, 4), 0.25), base="vllm-base-alone",

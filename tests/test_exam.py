@@ -1,0 +1,212 @@
+"""The exam: its cases make sense, its marks are fair, recording resumes, and the kept runs are scored by today's code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whywait import exam, exam_score
+from whywait.cli import main
+from whywait.core.run import Run
+from whywait.errors import EngineDied, UsageError
+from whywait.judge.verdict import Verdict
+from whywait.lab.exam import Case, Point, by_name, cases, chat, closed
+from whywait.lab.exam_model import SIZES, write_model
+from whywait.lab.faults import FAULTS
+from whywait.lab.state import Engine
+from whywait.load.stub import StubProcess
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT, PAGE = ROOT / "exam", ROOT / "docs" / "exam.md"
+CASES = cases()
+FAULTY = [c for c in CASES if c.fault]
+kept = pytest.mark.skipif(not any(KEPT.glob("*/case.json")), reason="no kept runs beside this checkout")
+
+
+def test_there_are_enough_cases_on_two_engines() -> None:
+    assert len({c.name for c in CASES}) == len(CASES) >= 40
+    for engine in ("embedded", "vllm"):
+        assert len([c for c in FAULTY if c.engine == engine]) >= 15
+    strengths = [c.fault for c in FAULTY if c.engine == "embedded"]
+    assert len(strengths) > len(set(strengths))
+
+
+def test_every_cause_has_its_name_from_the_vocabulary() -> None:
+    vocabulary = pytest.importorskip("whywait.judge.vocabulary")
+    known = set(next(v for v in vars(vocabulary).values() if isinstance(v, dict) and "slot limit" in v))
+    assert {c for case in CASES for c in (*case.accepted, *case.symptoms)} <= known
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_case_is_whole(case: Case) -> None:
+    assert case.accepted
+    assert not set(case.accepted) & set(case.symptoms)
+    assert case.put in FAULTS
+    assert sum(p.seconds for p in case.points) <= 36
+    if case.put in ("delay", "buffering", "shedding"):
+        assert case.by == "url"  # behind a proxy nobody has launched anything at that address
+    if case.base:
+        base = by_name()[case.base]
+        assert base.engine == case.engine
+        assert not base.fault
+        assert not set(case.accepted) & {*base.accepted, *base.symptoms}, "the base would prove nothing"
+
+
+def test_a_case_that_is_not_there_is_said() -> None:
+    with pytest.raises(UsageError, match="no case"):
+        cases(names="llama-no-such-*")
+
+
+def _verdict(cause: str, state: str = "holds") -> Verdict:
+    return Verdict(cause, cause, state, evidence=("seen",))
+
+
+CASE = Case("x", "embedded", "a fault", ("cpu quota",), chat(8, 8), closed(2), symptoms=("slot limit",), base="b")
+BASE = Case("b", "embedded", "", ("compute-bound decode",), chat(8, 8), closed(2))
+
+
+@pytest.mark.parametrize(("causes", "mark", "in_two"), [
+    (["cpu quota", "want of load"], "right", True),
+    (["want of load", "cpu quota"], "wrong", True),
+    (["slot limit", "want of load", "cpu quota"], "symptom", False),
+    ([], "undecided", False),
+])  # fmt: skip
+def test_marks(causes: list[str], mark: str, in_two: bool) -> None:
+    open_ = [_verdict("cpu quota", "undecided"), _verdict("cpu quota", "fails")]
+    marked = exam_score.mark(CASE, [*map(_verdict, causes), *open_])
+    assert (marked.mark, marked.in_two) == (mark, in_two)
+    assert (marked in exam_score.confident_wrongs([marked])) == (mark == "wrong")
+
+
+def test_a_fault_claimed_of_a_base_without_it_is_a_wrong_too() -> None:
+    fault = exam_score.mark(CASE, [_verdict("cpu quota")])
+    base = exam_score.mark(BASE, [_verdict("compute-bound decode"), _verdict("cpu quota")])
+    assert base.mark == "right"
+    alarmed = exam_score._with_alarms(base, [fault, base], {"x": fault.claimed, "b": base.claimed})
+    assert alarmed.false_alarms == ("cpu quota",)
+    assert exam_score.confident_wrongs([fault, alarmed]) == [alarmed]
+    totals = exam_score.as_dict([fault, alarmed])["totals"]["all"]
+    assert (totals["cases"], totals["right"], totals["bases"], totals["bases_with_false_alarm"]) == (2, 2, 1, 1)
+
+
+def test_the_confusion_matrix_counts_every_case_once() -> None:
+    marked = [exam_score.mark(CASE, [_verdict(c)]) for c in ("cpu quota", "cpu quota", "kv space")]
+    marked.append(exam_score.mark(BASE, []))
+    said = {(r["true"], r["claimed"]): r["cases"] for r in exam_score.as_dict(marked)["confusion"]}
+    assert said == {("cpu quota", "cpu quota"): 2, ("cpu quota", "kv space"): 1, ("(base)", "undecided"): 1}
+    assert "| cpu quota | 2 | 1 |" in exam_score.markdown(marked)
+
+
+def test_the_page_keeps_what_was_written_by_hand() -> None:
+    page = f"before\n{exam_score.BEGIN}\nold\n{exam_score.END}\nafter\n"
+    assert exam_score.into_page(page, "new\n") == page.replace("old", "new")
+    with pytest.raises(UsageError, match="no <!--"):
+        exam_score.into_page("no marks", "new")
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubProcess]:
+    with StubProcess("--ttft-ms", "10", "--gap-ms", "5", "--tokens", "8", "--timings") as s:
+        yield s
+
+
+def test_recording_keeps_the_run_resumes_and_tells_the_judge_nothing(
+    stub: StubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = (Point("concurrency", 1, 0.3), Point("concurrency", 3, 0.3))
+    good = Case("good", "embedded", "a full gateway", ("load shedding",), chat(8, 8), points, put="shedding", args={"most": 2},
+                by="url")  # fmt: skip
+    bad = Case("bad", "embedded", "x", ("cpu quota",), chat(8, 8), points, put="starved client")
+    starts: list[str] = []
+
+    @contextlib.contextmanager
+    def engine(case: Case, *_: Any) -> Iterator[Engine]:
+        starts.append(case.name)
+        yield Engine("e", "embedded", stub.url, 1, "m", "", ())
+
+    monkeypatch.setattr(exam, "_engine", engine)
+    monkeypatch.setattr(exam, "cpu_split", lambda: ((), ()))
+    assert exam.record([good, bad], tmp_path, say=lambda _: None) == ["bad"]
+    assert starts == ["good"]  # one start for both
+    assert [p.name for p in tmp_path.iterdir()] == ["good"]
+    note = json.loads((tmp_path / "good" / exam.NOTE).read_text())
+    assert "429" in note["put"]
+    run = Run.load(tmp_path / "good")
+    assert {"ok", "shed"} <= set(run.requests.text("outcome"))
+    manifest = (tmp_path / "good" / "manifest.json").read_text()
+    assert not [word for word in ("good", "gateway", "load shedding", "shedding") if word in manifest]
+    assert exam.record([good], tmp_path, say=lambda _: None) == []
+    assert starts == ["good"]
+
+
+def test_an_engine_that_does_not_start_costs_its_own_cases_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(*_: Any) -> Any:
+        raise EngineDied("no", "")
+
+    monkeypatch.setattr(exam, "_engine", engine)
+    said: list[str] = []
+    assert exam.record(cases(names="llama-slots-*"), tmp_path, say=said.append) == [
+        "llama-slots-1-of-4", "llama-slots-1-of-8", "llama-slots-2-of-8",
+    ]  # fmt: skip
+    assert sum("does not start" in line for line in said) == 2
+
+
+def test_vllm_needs_to_be_given(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="need vLLM"):
+        exam.record(cases(names="vllm-base"), tmp_path, say=lambda _: None)
+
+
+def test_the_command_line_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHYWAIT_CACHE", str(tmp_path))
+    draft = {"--speculative-config": {"method": "ngram"}, "--no-enable-prefix-caching": "", "model": "nano"}
+    words = shlex.split(exam.vllm_command("/venv/bin/python", dict(draft), (0, 2)))
+    assert "VLLM_CPU_OMP_THREADS_BIND=0,2" in words
+    assert json.loads(words[words.index("--speculative-config") + 1]) == {"method": "ngram"}
+    assert words[-1] == "--no-enable-prefix-caching"
+    folder = Path(words[words.index("--model") + 1])
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == SIZES["nano"]["hidden_size"]
+
+
+def test_the_tokenizer_knows_every_printable_character(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    write_model(tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = "".join(map(chr, range(32, 127))) + "\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == tokenizer.get_vocab_size()
+
+
+def test_list_and_missing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exam", "score", str(tmp_path), "--list", "--engine", "vllm"]) == 0
+    said = capsys.readouterr().out
+    assert "0 recorded" in said
+    assert "llama" not in said
+    assert main(["exam", "score", str(tmp_path)]) == 2
+    assert "no recorded case" in capsys.readouterr().err
+
+
+@kept
+def test_the_kept_runs_are_small_and_name_no_machine() -> None:
+    files = [f for f in KEPT.rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) <= 12_000_000
+    for manifest in KEPT.glob("*/manifest.json"):
+        said = manifest.read_text()
+        assert "/home/" not in said
+        assert "/opt/" not in said
+
+
+@kept
+def test_the_verdict_passes_its_exam(capsys: pytest.CaptureFixture[str]) -> None:
+    """No confident wrong on any kept run; and the page says what today's code scores."""
+    marked = exam_score.score(KEPT)
+    assert [m.case.name for m in exam_score.confident_wrongs(marked)] == []
+    page = PAGE.read_text(encoding="utf-8")
+    assert exam_score.into_page(page, exam_score.markdown(marked)) == page
