@@ -7,11 +7,12 @@ CPU time of the engine's process, where it is read, bounds it from above. Catego
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from whywait.analyze.counters import delta
+from whywait.analyze.counters import delta, series
+from whywait.analyze.device_evidence import UNCOVERED, apply, device_evidence
 from whywait.analyze.first_token import prefill_windows, waiting_seen
 from whywait.analyze.stats import Doubt
 from whywait.core.run import Run
@@ -23,16 +24,19 @@ CATEGORIES = (
     "unknown",
 )  # fmt: skip
 STALE = 3  # a reading speaks for at most this many usual sampling intervals
-UNCOVERED = 0.1  # share of the time without readings of CPU time up to which they still bound the account
+KV_FULL = 0.95  # KV space in use from which a request that waits may be waiting for it
 
 
 @dataclass(frozen=True)
 class DeviceAccount:
     """Device time of a window in ns × devices; ``ns`` over ``CATEGORIES`` adds up to ``total_ns`` exactly.
 
-    ``how`` is measured, inferred or unknown for each. The true busy time lies between ``busy_low_ns`` and
-    ``busy_high_ns``, as far as the evidence goes: high = all that may be busy, at most the engine's CPU time over its
-    threads where that was read; low = what the account calls busy, at most high.
+    ``how`` is measured, derived, modelled, inferred or unknown for each. The true busy time lies between
+    ``busy_low_ns`` and ``busy_high_ns``, as far as the evidence goes: high = all that may be busy, at most the engine's
+    CPU time over its threads, or the GPU's own share of busy time, where that was read; low = what the account calls
+    busy, at most high. ``kv_blocked_ns`` is the time in which requests waited while the KV space was full and fewer
+    were in work than the engine takes, whatever the device did (None where that was not read); ``notes`` say in words
+    what a category rests on.
     """
 
     start_ns: int
@@ -43,6 +47,8 @@ class DeviceAccount:
     busy_low_ns: int
     busy_high_ns: int
     doubts: list[Doubt]
+    kv_blocked_ns: int | None = None
+    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def total_ns(self) -> int:
@@ -54,8 +60,9 @@ def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = N
 
     By sweep line, at every instant: a request in its prefill window → prefill_busy; else one between first and last
     token → decode_busy; else none in flight → idle_no_work; else, if ``waiting`` readings are above 0 and the prefill
-    of every request in flight is known not to be now → idle_host; else unknown. ``manifest.engine["devices"]`` (1) are
-    taken as one machine per replica, evenly.
+    of every request in flight is known not to be now → idle_kv_blocked where the KV space was full too, else idle_host;
+    else unknown. Then the device's own readings take out of busy what they say it was not (``device_evidence``).
+    ``manifest.engine["devices"]`` (1) are taken as one machine per replica, evenly.
 
     Raises:
         ValueError: no window given and no points, or it ends before it starts.
@@ -70,16 +77,26 @@ def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = N
     replicas = int(run.requests["replica"].max(initial=0)) + 1
     parts = replicas if devices % replicas == 0 else 1
     ns = dict.fromkeys(CATEGORIES, 0)
+    blocked = 0
     for r in range(parts):
         mine = run.requests["replica"] == r if parts > 1 else np.ones(len(run.requests), dtype=bool)
-        for name, length in _classify(run, mine, start, end).items():
+        found = _classify(run, mine, start, end)
+        blocked += found.pop("blocked") * (devices // parts)
+        for name, length in found.items():
             ns[name] += length * (devices // parts)
-    may_be = sum(ns.values()) - ns["idle_no_work"] - ns["idle_host"]
+    seen = ns["prefill_busy"] + ns["decode_busy"]
+    evidence = device_evidence(run, (start, end), devices, seen)
+    apply(evidence, ns)
+    may_be = sum(ns[k] for k in ("prefill_busy", "decode_busy", "communication", "unknown"))
     busy = ns["prefill_busy"] + ns["decode_busy"]
     cpu = _cpu_bound(run, start, end, devices)
     high = may_be if cpu is None else min(may_be, cpu)
-    how = _how(run, start, end)
-    return DeviceAccount(start, end, devices, ns, how, min(busy, high), high, _starved(busy, cpu))
+    if evidence.busy is not None:
+        high = min(high, max(evidence.busy[1], busy))
+    how = _how(run, start, end) | {k: v for k, (n, v) in evidence.take.items() if n and ns[k]}
+    known = _kv_full_spans(run) is not None and len(waiting_seen(run)[0]) > 0
+    return DeviceAccount(start, end, devices, ns, how, min(busy, high), high, _starved(busy, cpu),
+                         blocked if known else None, evidence.notes)  # fmt: skip
 
 
 def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
@@ -95,6 +112,8 @@ def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
         "flight": (sent, stop),
         "dark": (sent[unseen], before[unseen]),
         "waiting": _waiting_spans(run),
+        "full": _kv_full_spans(run) or (np.zeros(0), np.zeros(0)),
+        "limited": _at_limit_spans(run),
     }
     clipped = {k: _clip(a, b, start, end) for k, (a, b) in spans.items()}
     times = np.unique(np.concatenate([[start, end], *(v for pair in clipped.values() for v in pair)]).astype(np.int64))
@@ -106,11 +125,13 @@ def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
         ("prefill_busy", on["prefill"]),
         ("decode_busy", on["decode"]),
         ("idle_no_work", ~on["flight"]),
+        ("idle_kv_blocked", on["waiting"] & ~on["dark"] & on["full"]),
         ("idle_host", on["waiting"] & ~on["dark"]),
         ("unknown", left.copy()),
     ):
         out[name] = int(length[left & when].sum())
         left &= ~when
+    out["blocked"] = int(length[on["waiting"] & on["full"] & ~on["limited"]].sum())
     return out
 
 
@@ -125,7 +146,32 @@ def _clip(starts: Array, ends: Array, low: int, high: int) -> tuple[Array, Array
 
 def _waiting_spans(run: Run) -> tuple[Array, Array]:
     """When the engine's queue was read as not empty: from each such reading to the next, or until it is stale."""
-    asked, positive = waiting_seen(run)
+    return _held_spans(*waiting_seen(run))
+
+
+def _kv_full_spans(run: Run) -> tuple[Array, Array] | None:
+    """When the KV space was read as full, of any replica; None where it was not read."""
+    found = series(run.readings, "kv_use")
+    return _held_spans(*_merged([(s.asked_ns, s.values >= KV_FULL) for s in found])) if found else None
+
+
+def _at_limit_spans(run: Run) -> tuple[Array, Array]:
+    """When as many requests were read to be in work as the engine takes at once: what waits then waits for a place."""
+    slots = run.manifest.engine.get("slots")
+    found = series(run.readings, "running")
+    if not slots or not found:
+        return np.zeros(0), np.zeros(0)
+    return _held_spans(*_merged([(s.asked_ns, s.values >= float(slots)) for s in found]))
+
+
+def _merged(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    asked = np.concatenate([a for a, _ in parts])
+    order = np.argsort(asked, kind="stable")
+    return asked[order], np.concatenate([v for _, v in parts])[order]
+
+
+def _held_spans(asked: Array, positive: Array) -> tuple[Array, Array]:
+    """From each reading that is positive to the next reading, or until it is stale."""
     if len(asked) < 2:
         return np.zeros(0), np.zeros(0)
     step = np.diff(asked)
@@ -161,6 +207,8 @@ def _how(run: Run, start: int, end: int) -> dict[str, str]:
     asked, _ = waiting_seen(run)
     if ((asked >= start) & (asked <= end)).any():
         how["idle_host"] = "inferred"
+        if _kv_full_spans(run) is not None:
+            how["idle_kv_blocked"] = "inferred"
     return how
 
 

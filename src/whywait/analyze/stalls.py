@@ -72,7 +72,8 @@ def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Spl
     line, split = parts
     n = len(typical)
     long = _long(c, g, typical, split.shift)
-    left, by = long.excess.copy(), {}
+    left = long.excess.copy()
+    by: dict[str, Array] = {}
 
     def take(cause: str, amount: Array) -> None:
         nonlocal left

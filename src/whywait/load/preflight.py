@@ -20,6 +20,7 @@ from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
 from whywait.net.dialect import request_body
 from whywait.net.endpoint import Endpoint, get, post, raise_for
+from whywait.physics.models import describe
 from whywait.units import NS_PER_S
 
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -281,10 +282,13 @@ def _limits(target: Target, listing: Any) -> Target:
         if isinstance(meta, dict) and entry.get("id") == target.model:
             sizes = {"model_bytes": meta.get("size"), "model_params": meta.get("n_params")}
             limits.update({k: v for k, v in sizes.items() if isinstance(v, int) and v > 0})
+        if entry.get("id") == target.model:
+            limits.update(_shape(target.endpoint, entry.get("root")))
     if target.engine is not None and target.engine.slots_path:
         page = _page(target.endpoint, "/props")
         try:
             props = orjson.loads(page or b"{}")
+            limits.update(_shape(target.endpoint, props.get("model_path")))
             limits["slots"] = int(props["total_slots"])
             limits["ctx_per_slot"] = int(props["default_generation_settings"]["n_ctx"])
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
@@ -293,6 +297,12 @@ def _limits(target: Target, listing: Any) -> Target:
             at = target.endpoint
             target = dataclasses.replace(target, slots_url=at.page(at.root + target.engine.slots_path))
     return dataclasses.replace(target, limits=limits)
+
+
+def _shape(endpoint: Endpoint, model: Any) -> dict[str, Any]:
+    """``model_shape`` of a model that lies on this machine, where the engine names its file or folder; else nothing."""
+    found = describe(model) if endpoint.loopback and isinstance(model, str) and model else None
+    return {"model_shape": found.as_dict()} if found else {}
 
 
 def _note(target: Target, what: str, why: str, next_: str) -> Target:

@@ -1,0 +1,216 @@
+"""The parts of both accounts: by latency and class, by roofline, by the device's readings, by thinking."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
+from whywait.analyze.latency import content
+from whywait.analyze.occupancy import device_account
+from whywait.analyze.parts import by_class, by_latency
+from whywait.analyze.phases import account
+from whywait.analyze.roofline import apportion, roofline
+from whywait.analyze.summary import summarize
+from whywait.analyze.thinking import thinking
+from whywait.core.run import Run
+
+SHAPE = {"params": 1e8, "weight_bytes": 1e8, "kv_values": 1e4, "attention": 1e4, "layers": 10}
+RATES = {"read_bytes_per_s": 1e10, "f32_flops_per_s": 1e11, "how": "by decree"}
+
+
+def _parts(run, keep=None):
+    one = run.point(0)
+    keep = np.ones(len(one.requests), dtype=bool) if keep is None else keep
+    return by_latency(one, content(one), account(run), keep)
+
+
+def test_what_the_slowest_wait_for_is_not_what_the_median_does():
+    # Nine find the place free; the tenth waits behind all of them.
+    service = Service(slots=1, prefill_ms=10, gap_ms=1, tokens=8)
+    run = service.open([1000 * MS] * 98 + [0, 0])
+    bands = {b["band"]: b for b in _parts(run)["e2e_ms"]}
+    assert [b["requests"] for b in bands.values()] == [50, 40, 9, 1]
+    assert bands["p0-50"]["phases"]["queue"] == 0
+    assert bands["p99+"]["phases"]["queue"] == pytest.approx(34, abs=1)
+    assert bands["p99+"]["causes"]["queue"] == {"slot limit": bands["p99+"]["phases"]["queue"]}
+    ttft = {b["band"]: b for b in _parts(run)["ttft_ms"]}
+    assert ttft["p99+"]["phases"]["decode"] == 0
+    assert ttft["p99+"]["mean_ms"] == pytest.approx(ttft["p99+"]["to_ms"])
+
+
+@settings(max_examples=150)
+@given(messy_runs(orderly=False))
+def test_bands_hold_each_request_once_and_add_up(run):
+    acc = account(run)
+    for number in run.points["point"].tolist():
+        one = run.point(number)
+        found = by_latency(one, content(one), acc, np.ones(len(one.requests), dtype=bool))
+        for bands in found.values():
+            assert sum(b["requests"] for b in bands) <= len(one.requests)
+            edges = [e for b in bands for e in (b["from_ms"], b["to_ms"])]
+            assert edges == sorted(edges)
+            for b in bands:
+                assert sum(b["phases"].values()) == pytest.approx(b["mean_ms"], abs=1e-6)
+                assert all(sum(c.values()) <= b["phases"][p] + 1e-6 for p, c in b["causes"].items())
+
+
+def test_classes_have_accounts_of_their_own():
+    run = Service(slots=2).closed(4, 40)
+    names = np.array(["long" if i % 4 == 0 else "short" for i in range(40)], dtype=object)
+    mixed = Run(run.manifest, run.points, run.requests.replace(**{"class": names}), run.chunks, run.steps, run.readings)
+    found = by_class(mixed.point(0), account(mixed), np.ones(40, dtype=bool))
+    assert {k: v["requests"] for k, v in found.items()} == {"long": 10, "short": 30}
+    assert by_class(run.point(0), account(run), np.ones(40, dtype=bool)) == {}
+    whole = summarize(mixed)["points"][0]
+    assert set(whole["by_class"]) == {"long", "short"}
+
+
+def _known(run, **engine):
+    m = run.manifest
+    own = dataclasses.replace(m, engine={**m.engine, "model_shape": SHAPE, **engine}, machine={"engine_rates": RATES})
+    return Run(own, run.points, run.requests, run.chunks, run.steps, run.readings)
+
+
+def test_mbu_and_mfu_by_hand():
+    run = _known(Service(slots=1, prefill_ms=50, gap_ms=20).closed(1, 30))
+    found = roofline(run, 0)
+    held = 100 + 16 / 2
+    reads = 1e8 + held * 1e4 * 2
+    assert found["mbu"]["decode"] == pytest.approx(reads / 0.020 / 1e10, rel=1e-3)
+    assert found["mfu"]["decode"] == pytest.approx((2e8 + 4e4 * held) / 0.020 / 1e11, rel=1e-3)
+    assert found["mfu"]["prefill"] == pytest.approx(100 * (2e8 + 4e4 * 50) / 0.050 / 1e11, rel=1e-3)
+    assert found["mbu"]["how"] == "modelled"
+    assert "by decree" in found["mbu"]["of"]
+
+
+def test_a_step_is_calibrated_on_one_sequence_and_missed_by_what_it_says():
+    single = Service(slots=1, prefill_ms=50, gap_ms=20).closed(1, 30)
+    four = Service(slots=4, prefill_ms=50, gap_ms=40).closed(4, 60)
+    run = _known(join([single, four]))
+    one, wide = (roofline(run, n)["decode_step"] for n in (0, 1))
+    assert one["error"] is None
+    assert one["modelled_ms"] == pytest.approx(20, rel=1e-6)
+    assert one["shares"]["other"] == pytest.approx(0, abs=1e-9)
+    assert wide["error"] == pytest.approx(wide["modelled_ms"] / 40 - 1)
+    assert wide["shares"]["compute"] > one["shares"]["compute"]
+    assert sum(wide["shares"].values()) == pytest.approx(1)
+    assert wide["calibrated"]
+
+
+def test_without_model_or_machine_nothing_is_modelled():
+    run = Service(slots=1).closed(1, 20)
+    found = roofline(run, 0)
+    assert found["decode_step"] is None
+    assert found["mbu"] == {"prefill": None, "decode": None, "how": "unknown",
+                            "of": "the model's shape and the machine's rates not known"}  # fmt: skip
+
+
+def test_a_gpu_is_taken_at_its_data_sheet():
+    run = Service(slots=1, gap_ms=5).closed(1, 30)
+    own = dataclasses.replace(run.manifest, engine={"model_shape": SHAPE}, machine={"gpus": ["NVIDIA H100 80GB HBM3"]})
+    found = roofline(Run(own, run.points, run.requests, run.chunks, run.steps, run.readings), 0)
+    assert "H100 SXM" in found["mbu"]["of"]
+    assert found["mbu"]["decode"] == pytest.approx(1e8 / 0.005 / 3.35e12, rel=0.05)
+
+
+@given(st.integers(0, 10**15), st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_apportioning_is_exact(total, shares):
+    found = apportion(total, {str(i): v for i, v in enumerate(shares)})
+    assert sum(found.values()) == total
+    assert all(v >= 0 for v in found.values())
+
+
+def test_the_summary_splits_decode_exactly():
+    p = summarize(_known(Service(slots=1).closed(1, 30)))["points"][0]
+    assert sum(p["occupancy"]["decode"].values()) == pytest.approx(p["occupancy"]["shares"]["decode_busy"])
+    assert {"weight reads", "KV reads", "compute"} <= set(p["phases"]["decode"]["causes"])
+    assert sum(p["phases"]["decode"]["causes"].values()) <= 1 + 1e-9
+
+
+def _busy(readings, **more):
+    """One request: prefill for 100 ms, decode for 900."""
+    row = {"sent_ns": 0, "first_ns": 100 * MS, "last_ns": 1000 * MS, "end_ns": 1000 * MS, "engine_prefill_ms": 100}
+    run = make_run([row], readings=readings, **more)
+    a = device_account(run, 0, 1000 * MS)
+    assert sum(a.ns.values()) == a.total_ns
+    return a, {k: v / MS for k, v in a.ns.items() if v}
+
+
+def _grown(name, by, source="process/engine"):
+    return gauge_rows(name, [(0, 1.0), (1000 * MS, 1.0 + by)], source)
+
+
+def test_a_quota_takes_its_time_out_of_busy():
+    a, ms = _busy(_grown("cgroup_throttled_seconds_total", 0.4), engine={"threads": 2})
+    assert ms == {"prefill_busy": 80, "decode_busy": 720, "throttled": 200}
+    assert a.how["throttled"] == "derived"
+    assert "quota" in a.notes["throttled"]
+
+
+def test_threads_without_a_core_leave_the_device_idle():
+    a, ms = _busy(_grown("run_queue_wait_seconds_total", 0.3), engine={"threads": 1})
+    assert ms == {"prefill_busy": 70, "decode_busy": 630, "idle_host": 300}
+    assert a.how["idle_host"] == "derived"
+    assert _busy(_grown("run_queue_wait_seconds_total", 0.3))[1] == {"prefill_busy": 100, "decode_busy": 900}
+
+
+def test_a_gpu_that_runs_no_kernel_is_idle_with_work_in_flight():
+    readings = gauge_rows("busy_share", [(t * MS, 0.6) for t in range(0, 1001, 100)], "gpu")
+    a, ms = _busy(readings)
+    assert ms == {"prefill_busy": 60, "decode_busy": 540, "idle_host": 400}
+    assert (a.busy_low_ns, a.busy_high_ns) == (600 * MS, 600 * MS)
+
+
+def test_lowered_clocks_are_throttling_only_where_they_were_read():
+    times = range(0, 1001, 100)
+    flag = gauge_rows("throttle_power", [(t * MS, 1.0) for t in times], "gpu")
+    busy = gauge_rows("busy_share", [(t * MS, 1.0) for t in times], "gpu")
+    a, ms = _busy([*flag, *busy])
+    assert "throttled" not in ms
+    assert "at most 100%" in a.notes["throttled"]
+    clocks = [*gauge_rows("sm_clock_mhz", [(t * MS, 1500.0) for t in times], "gpu"),
+              *gauge_rows("sm_clock_max_mhz", [(t * MS, 2000.0) for t in times], "gpu")]  # fmt: skip
+    assert _busy([*flag, *busy, *clocks])[1]["throttled"] == 250
+    idle = gauge_rows("throttle_gpu_idle", [(t * MS, 1.0) for t in times], "gpu")
+    assert "throttled" not in _busy([*idle, *busy, *clocks])[1]
+
+
+def test_bytes_on_the_links_are_communication_at_least():
+    readings = _grown("nvlink_tx_bytes_total", 45e9, "gpu")
+    a, ms = _busy(readings, engine={"devices": 2}, machine={"gpus": ["NVIDIA H100 80GB HBM3"] * 2})
+    assert ms["communication"] == pytest.approx(100)
+    assert a.how["communication"] == "modelled"
+    assert "communication" not in _busy(readings, engine={"devices": 2})[1]
+
+
+def test_kv_space_blocks_what_waits_below_the_limit():
+    times = [t * MS for t in range(0, 1001, 100)]
+    full = gauge_rows("kv_use", [(t, 0.99) for t in times])
+    waiting, running = (gauge_rows(n, [(t, v) for t in times]) for n, v in (("waiting", 2.0), ("running", 3.0)))
+    a, _ = _busy([*full, *waiting, *running], engine={"slots": 8})
+    assert a.kv_blocked_ns == pytest.approx(1000 * MS)
+    assert _busy([*full, *waiting, *running], engine={"slots": 3})[0].kv_blocked_ns == 0
+    assert _busy(waiting)[0].kv_blocked_ns is None
+    late = {"sent_ns": 0, "first_ns": 900 * MS, "last_ns": 1000 * MS, "end_ns": 1000 * MS, "engine_prefill_ms": 100}
+    a = device_account(make_run([late], readings=[*full, *waiting]), 0, 1000 * MS)
+    assert a.ns["idle_kv_blocked"] == 800 * MS
+    assert a.how["idle_kv_blocked"] == "inferred"
+
+
+def test_the_share_that_thinking_takes():
+    row = {"sent_ns": S, "due_ns": S, "first_ns": S + 100 * MS, "first_answer_ns": S + 700 * MS,
+           "last_ns": S + 1100 * MS, "end_ns": S + 1100 * MS, "prompt_tokens": 100, "output_tokens": 100,
+           "reasoning_tokens": 60}  # fmt: skip
+    run = make_run([row], stream(0, [S + 100 * MS, S + 1100 * MS]))
+    found = thinking(run, np.ones(1, dtype=bool), np.array([[100 * MS, 1000 * MS]]))
+    assert found["time_share"] == pytest.approx(600 / 1100)
+    spent = 100 * 600 + 60 * (300 + 400)
+    assert found["kv_share"] == pytest.approx(spent / (100 * 1000 + 60 * 700 + 40 * 200))
+    assert found["cost_share"] == pytest.approx(600 / 1100)
+    plain = make_run([{**row, "reasoning_tokens": None, "first_answer_ns": row["first_ns"]}])
+    assert thinking(plain, np.ones(1, dtype=bool))["kv_share"] is None
