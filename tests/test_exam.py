@@ -1,4 +1,4 @@
-"""The exam: its cases make sense, its marks are fair, recording resumes, and the kept runs are scored by today's code."""
+"""The exam: its cases make sense, its marks are fair, recording resumes, and today's code passes on the kept runs."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_recording_keeps_the_run_resumes_and_tells_the_judge_nothing(
     stub: StubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = (Point("concurrency", 1, 0.3), Point("concurrency", 3, 0.3))
-    good = Case("good", "embedded", "a full gateway", ("load shedding",), chat(8, 8), points, put="shedding", args={"most": 2},
-                by="url")  # fmt: skip
+    good = Case("good", "embedded", "a full gateway", ("load shedding",), chat(8, 8), points, put="shedding",
+                args={"most": 2}, by="url")  # fmt: skip
     bad = Case("bad", "embedded", "x", ("cpu quota",), chat(8, 8), points, put="starved client")
     starts: list[str] = []
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from whywait.core.workload import Lengths, RequestClass, Workload
+from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.errors import UsageError
 
 ENGINES: Final = ("embedded", "vllm")

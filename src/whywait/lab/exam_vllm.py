@@ -60,8 +60,8 @@ def _engine() -> Iterator[Case]:
                     settings={**USUAL, "--speculative-config": {**draft, "num_speculative_tokens": most}},
                     points=closed(4), base="vllm-base")  # fmt: skip
     queued = {"--max-num-seqs": 2, "--max-num-queued-reqs": 2}
-    yield _case("shed-own", "load shedding by the engine", "load shedding", settings=queued, points=closed(12, 12),
-                base=base)  # fmt: skip
+    yield _case("shed-own", "load shedding by the engine", "load shedding", settings=queued, points=opened(15.0, 12),
+                base="vllm-base-rate")  # fmt: skip
     for load in (16, 48):
         yield _case(f"frontend-{load}", "a frontend busier than its model", "host CPU",
                     settings={"--max-num-seqs": 64, "model": "nano"}, points=closed(load, 14, 4), base="")  # fmt: skip
@@ -87,7 +87,7 @@ def _line() -> Iterator[Case]:
         yield _case(f"buffer-{size // 1024}k", "a buffering proxy", "buffering proxy", put="buffering",
                     args={"size": size}, by="url", base="vllm-base-url")  # fmt: skip
     yield _case("shed-gateway", "load shedding", "load shedding", workload=SHORT, put="shedding", args={"most": 3},
-                points=closed(10, 12), by="url", base=base)  # fmt: skip
+                points=opened(15.0, 12), by="url", base="vllm-base-rate")  # fmt: skip
 
 
 def _load() -> Iterator[Case]:
@@ -101,9 +101,9 @@ def _load() -> Iterator[Case]:
     yield _case("long-answers", "long answers that hold every slot", "long requests", settings={"--max-num-seqs": 2},
                 workload=mixed((32, 4), (32, 500), 0.25), points=closed(8, 24), symptoms=("slot limit",),
                 base="vllm-base-wide")  # fmt: skip
-    for rate in (30.0, 60.0):
+    for rate, seconds in ((30.0, 10), (60.0, 6)):
         yield _case(f"rate-{rate:g}", "rate beyond capacity", "rate beyond capacity", workload=CHAT,
-                    points=opened(rate, 10), symptoms=("slot limit",), base="vllm-base-rate")  # fmt: skip
+                    points=opened(rate, seconds), symptoms=("slot limit",), base="vllm-base-rate")  # fmt: skip
     yield _case("few-2", "concurrency too low", "want of load", points=closed(2), base="vllm-base-full")
     yield _case("seldom", "rate too low", "want of load", workload=SHORT, points=opened(0.5, 20),
                 base="vllm-base-full")  # fmt: skip
