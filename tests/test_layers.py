@@ -38,9 +38,12 @@ MAY: dict[str, set[str]] = {
     "session": {*FLOOR, *PRODUCERS},
     "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
+    "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
     "exam_score": {*CORE, "lab", "judge", "app", "exam"},
-    "verbs": {"exam", "exam_score", *FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding"},
+    "verbs": {
+        "exam", "exam_score", *FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding", "probing",
+    },  # fmt: skip
     "cli": {"whywait", "errors", "verbs"},
     "__main__": {"cli"},
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from whywait.analyze import singles
 from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
 from whywait.analyze.window import with_windows
@@ -275,6 +276,8 @@ def _analysed(run: Run, directory: Path) -> Result:
     verdicts = judge(run, summary, flags)
     summary["verdicts"] = [v.as_dict() for v in verdicts]
     summary["headline"] = ". ".join(filter(None, (failures(summary["points"]), headline(verdicts))))
+    if singles.is_probe(run):
+        summary["probe"] = singles.figures(run)
     return Result(run, summary, verdicts, directory)
 
 

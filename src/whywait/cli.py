@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("whywait.verbs.resume:resume", "finish a run or sweep that was cut off, into a new run"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
+    "probe": ("whywait.verbs.probe:probe", "what one stream costs, by single streams alone (no URL: as diagnose)"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
     "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
     "exam": ("whywait.verbs.exam:exam", "known bottlenecks on real engines: record them, score the verdicts"),
@@ -100,6 +101,16 @@ def _flags_find(p: argparse.ArgumentParser) -> None:
     p.add_argument("--max-rate", type=_rate, metavar="R", help="never more requests per second than this")
     _workload(p)
     _output(p)
+
+
+def _flags_probe(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    p.add_argument("--budget", default="60s", metavar="TIME", help="probe for about this long (default 1m)")
+    p.add_argument("--longest", type=_positive, default=4096, metavar="N", help="prompt tokens at most (default 4096)")
+    p.add_argument("--seed", type=int, default=1, help="of texts and order (default 1)")
+    # Its requests are its own.
+    p.set_defaults(workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None)
+    _kept(p)
 
 
 def _flags_engine(p: argparse.ArgumentParser) -> None:
@@ -197,9 +208,13 @@ def _load(p: argparse.ArgumentParser) -> None:
 
 
 def _output(p: argparse.ArgumentParser) -> None:
+    _kept(p)
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
+
+
+def _kept(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", metavar="DIR", help="folder for the run (default: whywait-runs/…)")
     p.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
-    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
     p.add_argument("--no-floor", dest="floor", action="store_false", help="do not measure the client's own error first")
 

@@ -22,7 +22,7 @@ import numpy as np
 from whywait.core import secrets
 from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_used
 from whywait.core.run import Manifest, Run
-from whywait.core.schedule import Workload
+from whywait.core.schedule import Schedule, Workload
 from whywait.errors import InternalError, UsageError
 from whywait.lab.state import Engine
 from whywait.load import calibrate, preflight
@@ -83,7 +83,7 @@ class Session:
         self.reason = ""
         self.last_e2e_s: float | None = None
         self.last_tokens_per_s: float | None = None
-        self._next_id = 0
+        self.next_id = 0
         self._number = 0
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
@@ -146,7 +146,7 @@ class Session:
 
     def go_on_from(self, point: int, next_id: int) -> None:
         """Number points and requests from here: those before are in another Run, which this one will be joined to."""
-        self._number, self._next_id = point, next_id
+        self._number, self.next_id = point, next_id
 
     @property
     def interrupted(self) -> bool:
@@ -155,17 +155,22 @@ class Session:
     def point(self, load: Load) -> bool:
         """Drive one load point; False when the session was cut short and no further point should follow."""
         workload = load.workload or self.options.workload
-        schedule, duration_s = schedule_of(load, workload, self._next_id, self._number)
+        schedule, duration_s = schedule_of(load, workload, self.next_id, self._number)
         if self._counter is not None:
             self.prompter = calibrate.exact(self._counter, self.prompter, schedule, workload)
+        return self.drive(schedule, dataclasses.replace(load, duration_s=duration_s))
+
+    def drive(self, schedule: Schedule, load: Load) -> bool:
+        """As :meth:`point`, with rows made elsewhere; their ids go on from ``next_id``."""
+        workload = load.workload or self.options.workload
         writer = Writer(self.target, self.prompter, workload, self.options.stream)
         if workload.cache == "warm":
             warmed = self._warmed[str(self._number)] = writer.warm(schedule)
             self._say(f"cache warmed: {warmed} prompts were sent once; they are not among the requests measured")
-        point = Point(self._number, load.mode, load.target, schedule, duration_s, load.label)
+        point = Point(self._number, load.mode, load.target, schedule, load.duration_s, load.label)
         point.ramp_s, point.max_in_flight = workload.ramp_s, workload.max_in_flight
         reason = self.crew.run(point, writer)
-        self._next_id += len(schedule)
+        self.next_id += len(schedule)
         self._number += 1
         self.reason = self.reason or reason
         self._last(point, workload)

@@ -33,6 +33,7 @@ class Plan:
     prompt_tokens: int = 0  # 0: count the words
     cached_tokens: int = 0
     prefill_ms_per_token: float = 0.0  # added to ttft_ms for each prompt token not cached
+    gap_ms_per_token: float = 0.0  # added to gap_ms for each prompt token: reads of the KV cache
     jitter_ms: float = 0.0  # each chunk late by up to this, around a grid that stays put
     tail_ms: float = 0.0  # from the finish chunk to usage and [DONE]
     spread: bool = False  # put each stream on its own phase of the gap, evenly, so that no two are due together
@@ -118,7 +119,7 @@ class Ask:
 
     @property
     def gap_ns(self) -> int:
-        return int(self.plan.gap_ms * NS_PER_MS)
+        return int((self.plan.gap_ms + self.plan.gap_ms_per_token * self.prompt_tokens) * NS_PER_MS)
 
 
 def words(prompt: Any) -> int:

@@ -21,7 +21,8 @@ def languages_of(workload: Workload) -> dict[str, tuple[str, ...]]:
 
 def shares(schedule: Schedule, row: int) -> bool:
     """Whether this request is meant to find what others left in the prefix cache."""
-    return bool(schedule.session_id[row] >= 0 or schedule.prefix_group[row] >= 0 or schedule.blocks)
+    pieces = schedule.blocks and schedule.blocks[row]
+    return bool(schedule.session_id[row] >= 0 or schedule.prefix_group[row] >= 0 or pieces)
 
 
 class Turns:
@@ -50,7 +51,7 @@ class Turns:
         if known is not None:
             return known
         fit, before = p.fit(self.language(row)), int(self._after[row])
-        if s.blocks:
+        if s.blocks and s.blocks[row]:
             return fit.units(int(s.prompt_tokens[row]) - s.block_tokens * (len(s.blocks[row]) - 1))
         if before < 0:
             extra = int(s.prefix_tokens[row]) + (p.per_message if s.prefix_group[row] >= 0 else 0)

@@ -20,7 +20,7 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import mean_rate, schedule_of
 from whywait.net.reach import Reach, parse_header
-from whywait.report import live, text
+from whywait.report import live, probe, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 
@@ -233,6 +233,8 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
     if args.json:
         json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
         print()
+    elif "probe" in result.summary:
+        probe.print_probe(result.summary, str(result.directory))
     else:
         text.print_result(result.summary, result.verdicts, str(result.directory))
     if result.interrupted:
