@@ -84,7 +84,7 @@ def reachable(url: str, metrics: str, **reach: Any) -> None:
     facts = ask(url, **reach)
     assert (facts["outcome"], facts["output_tokens"]) == ("ok", 4), facts
     found = find(parse_url(url, reach=Reach(**reach)), None)
-    assert (found.model, found.metrics_url) == ("stub", metrics)
+    assert (found.model, found.metrics_urls) == ("stub", (metrics,))
     fetcher = Fetcher(metrics, {}, 5.0, Reach.from_json(Reach(**reach).as_json()))
     page = fetcher.get()
     fetcher.close()

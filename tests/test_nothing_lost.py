@@ -230,7 +230,7 @@ def test_a_source_of_metrics_goes_away(stub: StubProcess, tmp_path: Path, monkey
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     find, url = session.preflight.find, f"http://127.0.0.1:{server.server_port}/metrics"
-    monkeypatch.setattr(session.preflight, "find", lambda *a: dataclasses.replace(find(*a), metrics_url=url))
+    monkeypatch.setattr(session.preflight, "find", lambda *a: dataclasses.replace(find(*a), metrics_urls=(url,)))
     gone: list[int] = []
 
     def watch(_p: object) -> None:
@@ -261,8 +261,8 @@ def test_a_source_of_metrics_goes_away(stub: StubProcess, tmp_path: Path, monkey
 
 def test_the_sampler_dies(stub: StubProcess, tmp_path: Path) -> None:
     def watch(_p: object) -> None:
-        if s._sampler is not None and s._sampler.pid:
-            os.kill(s._sampler.pid, signal.SIGKILL)
+        if s._watching.pid:
+            os.kill(s._watching.pid, signal.SIGKILL)
 
     with Session(_options(stub, tmp_path / "r"), lambda _line: None, watch) as s:
         assert s.point(app.Load("concurrency", 2, duration_s=1.2))

@@ -34,6 +34,7 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.driver import Progress
 from whywait.load.recipe import Load
+from whywait.probe.spans import joined as with_spans
 from whywait.session import Options, Say, Session, stderr
 
 FOREIGN_STOP = 0.05  # growth of the engine's counters beyond what we sent, as a share of it
@@ -100,8 +101,8 @@ def diagnose(
 
 def show(directory: str | Path) -> Result:
     """Read a saved Run, whole or cut off, and analyse it again."""
-    run = Run.load(directory)
-    return _analysed(run, Path(directory))
+    run = with_spans(Run.load(directory)).run  # of a run that was cut off nobody has looked at the spans yet
+    return analysed(run, Path(directory))
 
 
 def options_of(directory: str | Path) -> Options:
@@ -260,14 +261,15 @@ def keep(run: Run, directory: Path) -> Result:
         run.save(directory)
         run = with_windows(run)
         run.save(directory)
-        result = _analysed(run, directory)
+        result = analysed(run, directory)
         write_json(directory / "summary.json", result.summary)
     except OSError as exc:
         raise full_disk(directory, exc.strerror or str(exc)) from exc
     return result
 
 
-def _analysed(run: Run, directory: Path) -> Result:
+def analysed(run: Run, directory: Path) -> Result:
+    """The summary and the verdicts of a Run; nothing is written."""
     summary = summarize(run)
     table = by_name(run.manifest.engine.get("name"))
     flags = dict(table.flags) if table else {}

@@ -68,6 +68,7 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
         "requests_per_s": per_s,
         "cached_share": _cached(run, span),
         "acceptance": _share_or_gauge(acceptance(run, span), _gauge(run, "acceptance_rate", span, "mean")),
+        "in_flight": {"peak": None if in_flight is None else _peak(run, span), "mean": in_flight},
         "phases": account,
         "occupancy": _devices(run, span, states),
         "passive": {
@@ -118,6 +119,10 @@ def _states(run: Run, span: Span, per_s: float | None) -> dict[str, Any] | None:
     number = min(number, running.mean)
     return {"number": {**split, "prefill": number, "decode": running.mean - number},
             "how": {"queue": "derived", "prefill": how, "decode": how}}  # fmt: skip
+
+
+def _peak(run: Run, span: Span) -> float:
+    return sum(g.high for name in ("running", "waiting") if (g := _gauge(run, name, span)) is not None)
 
 
 def _prefill_s(run: Run, span: Span) -> float | None:

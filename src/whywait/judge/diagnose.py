@@ -17,7 +17,7 @@ def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None
     """
     evidence = gather(run, summary, flags)
     if not any(p.ok for p in evidence.points):
-        return [_nothing()]
+        return [_idle(summary) if any("passive" in p for p in summary["points"]) else _nothing()]
     return rank([v for rule in RULES for v in rule(evidence)])
 
 
@@ -61,3 +61,13 @@ def failures(points: list[dict[str, Any]]) -> str:
 def _nothing() -> Verdict:
     return Verdict("no success", "No request succeeded, so nothing can be said about waiting", "undecided",
                    next_step="see the outcomes above the latencies, and the service's log")  # fmt: skip
+
+
+def _idle(summary: dict[str, Any]) -> Verdict:
+    """Only watched, and nothing was in work."""
+    seen = [p["passive"]["in_flight"] for p in summary["points"]]
+    if any(x is None for x in seen):
+        return Verdict("unexplained", "Whether any request was in work cannot be seen", "undecided", how="unknown",
+                       next_step="read the engine's own metrics: --metrics-url, --prometheus")  # fmt: skip
+    return Verdict("want of load", "No request was in work or waiting", "holds", 1.0, of="device time", how="derived",
+                   evidence=("running and waiting were 0 whenever the engine was asked",))  # fmt: skip

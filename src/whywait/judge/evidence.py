@@ -100,15 +100,14 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
     mean_ms["queue"] -= mean_ms["turn"]
     if turn < 1 and causes.get("queue"):
         causes["queue"] = {k: v / (1 - turn) for k, v in causes["queue"].items()}
-    whole = sum(mean_ms.values())
     span = (row["start_ns"], row["end_ns"])
     return Seen(
         number=row["point"],
         mode=row["mode"],
-        target=row["target"],
+        target=row["target"] or 0.0,
         label=row["label"],
-        ok=summary["counts"]["ok"],
-        share={p: v / whole if whole > 0 else 0.0 for p, v in mean_ms.items()},
+        ok=summary["counts"]["ok"] or int(summary.get("passive", {}).get("active", False)),
+        share=_shares(mean_ms, phases),
         mean_ms=mean_ms,
         how={p: v["how"] for p, v in phases.items()},
         causes=causes,
@@ -118,6 +117,14 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
         preemptions=_grown(run, "preemptions_total", span),
         waiting_trend=_trend(run, span),
     )
+
+
+def _shares(mean_ms: dict[str, float], phases: dict[str, Any]) -> dict[str, float]:
+    whole = sum(mean_ms.values())
+    if whole > 0:
+        return {p: v / whole for p, v in mean_ms.items()}
+    # Only watched, and the rate of requests is not known: shares are, times are not.
+    return {p: float(phases.get(p, {}).get("share") or 0.0) for p in mean_ms}
 
 
 def _grown(run: Run, name: str, span: tuple[int, int]) -> float | None:

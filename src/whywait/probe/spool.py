@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from whywait.probe import Row
 from whywait.units import NS_PER_S
 
 COLUMNS = ("asked_ns", "answered_ns", "source", "name", "labels", "value")
+EMPTY_AT = 64 << 20
 KEEP_EVERY_NS = 10 * NS_PER_S  # an unchanged histogram is written this often all the same, in case we are killed
 
 
@@ -82,16 +85,49 @@ def _histogram(name: str) -> str | None:
 
 def read_spool(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Readings of a spool as rows of the ``readings`` table. A line cut short or garbled is left out."""
-    rows = []
     try:
         raw = Path(path).read_bytes()
     except FileNotFoundError:
         return []
-    for line in raw.split(b"\n"):
+    return list(_rows(raw.split(b"\n")))
+
+
+class Tail:
+    """The last readings of a spool that is still written, without reading it again from its beginning.
+
+    Unless it is to be kept, a spool that has grown large is emptied once all of it was read: the writer only appends.
+    """
+
+    def __init__(self, path: Path, keep: bool) -> None:
+        self._path, self._keep = path, keep
+        self._at, self._part = 0, b""
+        self._rows: deque[dict[str, Any]] = deque()
+
+    def rows(self, since_ns: int) -> list[dict[str, Any]]:
+        """Rows asked at ``since_ns`` or later; earlier ones are forgotten."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                new = file.read()
+        except FileNotFoundError:
+            new = b""
+        self._at += len(new)
+        *lines, self._part = (self._part + new).split(b"\n")
+        self._rows.extend(_rows(lines))
+        # Sources write beside each other, so the order is nearly that of time; what is late is forgotten late.
+        while self._rows and self._rows[0]["asked_ns"] < since_ns:
+            self._rows.popleft()
+        if not self._keep and self._at > EMPTY_AT and not self._part and os.path.getsize(self._path) == self._at:
+            os.truncate(self._path, 0)
+            self._at = 0
+        return [row for row in self._rows if row["asked_ns"] >= since_ns]
+
+
+def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         try:
             values = orjson.loads(line)
         except ValueError:
             continue
         if isinstance(values, list) and len(values) == len(COLUMNS):
-            rows.append(dict(zip(COLUMNS, values, strict=True)))
-    return rows
+            yield dict(zip(COLUMNS, values, strict=True))
