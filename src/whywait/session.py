@@ -23,7 +23,7 @@ from whywait.core import secrets
 from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_used
 from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Schedule, Workload
-from whywait.errors import InternalError, UsageError
+from whywait.errors import InternalError, UsageError, WhywaitError
 from whywait.lab.state import Engine
 from whywait.load import calibrate, preflight
 from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
@@ -36,9 +36,11 @@ from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.net.reach import Reach
 from whywait.probe import bench, host
-from whywait.probe.listener import listening_pids
-from whywait.probe.sampler import Config, SamplerProcess
+from whywait.probe.options import Probes
+from whywait.probe.promql import Prometheus
+from whywait.reading import read_elsewhere
 from whywait.units import NS_PER_MS, NS_PER_S
+from whywait.watching import Watching
 
 Say = Callable[[str], None]
 ERROR_SHARE_STOP = 0.05
@@ -67,7 +69,10 @@ class Options:
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
     command: tuple[str, ...] = ()
     reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
+    probes: Probes = field(default_factory=Probes)  # what else is read beside the load
     body: dict[str, Any] = field(default_factory=dict)  # fields merged into every request
+    metrics_urls: tuple[str, ...] = ()  # pages of the replicas, in place of the service's own
+    prometheus: Prometheus | None = None  # where the readings of the engine come from instead
 
 
 class Session:
@@ -89,18 +94,31 @@ class Session:
         self._doubts: list[dict[str, str]] = []
         self._warmed: dict[str, int] = {}
         self._old_handlers: dict[int, Any] = {}
-        self._sampler: SamplerProcess | None = None
+        self._watching: Watching
 
     def __enter__(self) -> Session:
+        if self.options.out:
+            refuse_used(Path(self.options.out))
+        self._watching = Watching(self.options.probes)
+        try:
+            self._begin()
+        except BaseException:
+            self._watching.stop()
+            raise
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def _begin(self) -> None:
         o = self.options
-        if o.out:
-            refuse_used(Path(o.out))
         key = read_key(o.api_key_file)
         secrets.hide(key)
         endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s, o.reach)
         _may_load(endpoint, o)
+        endpoint = self._watching.addressed(endpoint)
         self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body)
         endpoint = self.target.endpoint  # a redirect may have moved it
+        self.target = read_elsewhere(self.target, o.metrics_urls, o.prometheus)
         for said in preflight.aloud(endpoint):
             self._say(f"{said['what']}: {said['why']}")
             self._doubts.append(said)
@@ -117,23 +135,20 @@ class Session:
             self.doubt("token counts are unknown", "the service sends no usage", next_)
         self._floor = self._measure_floor()
         self._rates = self._engine_rates()
-        self.directory = _new_directory(o.out)
+        self.directory = new_directory(o.out)
         self.clock = Clock()
         self.recorder = Recorder(self.directory, self._manifest())
-        self._start_sampler(endpoint)
+        spool = self.directory / "spool" / "readings.jsonl"
+        self._watching.start(self.target, self.engine, self.clock, spool, o.metrics_hz)
         _many_sockets()
         self.crew = self._crew()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._old_handlers[number] = signal.signal(number, self._on_signal)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        if self._sampler is not None:
-            self._sampler.stop()
+        self._watching.stop()
         self.crew.close()
         self.recorder.close()
 
@@ -215,11 +230,8 @@ class Session:
 
     def finish(self) -> Run:
         """Stop sampling and make the Run (in memory; the spool stays until it is saved)."""
-        if self._sampler is not None:
-            self._sampler.stop()
-            if self._sampler.complaint:
-                said = self._sampler.complaint.splitlines()[-1]
-                self.doubt("the metrics sampler had trouble", said, "see whether the service's metrics answer")
+        extra = self._from_prometheus()
+        self._watching.stop(self.crew.report().succeeded, hurry=self.interrupted)
         self.crew.close()
         report = self.crew.report()
         for lost in report.lost:
@@ -227,23 +239,36 @@ class Session:
         still = still_doubt(report.still)
         if still:
             self._doubts.append(still)
+        self._doubts += self._watching.complaints
         manifest = self._manifest()
         manifest = dataclasses.replace(manifest, partial=bool(self.reason), partial_reason=secrets.clean(self.reason))
         if report.disk:
             raise full_disk(self.directory, report.disk)
-        return self.recorder.finish(manifest)
+        return self._watching.finished(self.recorder.finish(manifest, extra))
+
+    def _from_prometheus(self) -> list[dict[str, Any]]:
+        """What a Prometheus has of the time since the first point; what it cannot tell becomes a doubt."""
+        source, table, zero = self.options.prometheus, self.target.engine, self.clock.zero_unix_ns
+        points = self.recorder.peek().points
+        if source is None or table is None or not len(points):
+            return []
+        try:
+            now = self.clock.now()
+            return source.readings(table, (int(points["start_ns"].min()) + zero, now + zero), zero)
+        except WhywaitError as exc:
+            self.doubt("the Prometheus gave no readings", exc.message, exc.hint or "")
+            return []
 
     # inside
 
     def _crew(self) -> Crew:
-        n = self.options.processes
+        n, target = self.options.processes, self._watching.loaded(self.target)
         if n == 1:
-            return Solo(self.target, self.recorder, self.clock, self._watch, self._stop)
+            return Solo(target, self.recorder, self.clock, self._watch, self._stop)
         zero, hidden = zero_of(self.clock), secrets.known()
-        jobs = [Job(k, self.directory, zero, self.target, hidden) for k in range(n)]
+        jobs = [Job(k, self.directory, zero, target, hidden) for k in range(n)]
         shards = Shards(jobs, self.recorder, self._watch, self._stop)
-        if self._sampler is not None:
-            self._sampler.add_pids("client", list(shards.pids))
+        self._watching.add_client(list(shards.pids))
         return shards
 
     def _stop(self, progress: Progress) -> str:
@@ -292,37 +317,6 @@ class Session:
             return None
         return bench.measure(e.threads or 1, size, e.cpus)
 
-    def _start_sampler(self, endpoint: Endpoint) -> None:
-        t = self.target
-        pids: dict[str, tuple[int, ...]] = {"client": (os.getpid(),)}
-        engine: tuple[int, ...] = (self.engine.pid,) if self.engine is not None else ()
-        if not engine and endpoint.loopback and not endpoint.unix:
-            engine = tuple(p for p in listening_pids(endpoint.port) if p != os.getpid())
-        if engine:
-            pids["engine"] = engine
-        # Secrets reach the sampler by its environment, never by its configuration.
-        env = {"WHYWAIT_SAMPLER_KEY": endpoint.api_key or "", "WHYWAIT_SAMPLER_REACH": endpoint.reach.as_json()}
-        config = Config(
-            zero_unix_ns=self.clock.zero_unix_ns,
-            spool=str(self.directory / "spool" / "readings.jsonl"),
-            hz=self.options.metrics_hz,
-            metrics_urls=(t.metrics_url,) if t.metrics_url else (),
-            slots_url=t.slots_url,
-            engine=t.engine.name if t.engine else None,
-            kv_unified=False if self.engine is not None and self.engine.kind == "embedded" else None,
-            pids=pids,
-            host=endpoint.loopback,
-            gpu=endpoint.loopback,
-            api_key_env="WHYWAIT_SAMPLER_KEY",
-            reach_env="WHYWAIT_SAMPLER_REACH",
-        )
-        try:
-            self._sampler = SamplerProcess(config, env)
-            self._sampler.start()
-        except (InternalError, OSError) as exc:
-            self._sampler = None
-            self.doubt("nothing was sampled beside the load", str(exc), "")
-
     def _manifest(self) -> Manifest:
         o, t = self.options, self.target
         engine: dict[str, Any] = {"name": t.engine.name if t.engine else None, "model": t.model, **t.limits}
@@ -336,7 +330,7 @@ class Session:
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
-        client.update(report.client, warmed_by_point=self._warmed)
+        client.update(report.client, warmed_by_point=self._warmed, trace_prefix=self._watching.trace_prefix)
         local = t.endpoint.loopback
         manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
@@ -383,7 +377,7 @@ def _many_sockets() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _new_directory(out: str | None) -> Path:
+def new_directory(out: str | None) -> Path:
     if out:
         return Path(out)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -68,6 +68,7 @@ REQUESTS = (
     Column("last_ns", "i64", "ns", "last token"),
     Column("end_ns", "i64", "ns", "response complete, or given up"),
     Column("connect_ns", "i64", "ns", "time to open the connection (0 when it was kept alive)"),
+    Column("tls_ns", "i64", "ns", "part of connect_ns: the TLS handshake; null when there was none in this request"),
     Column("rtt_ns", "i64", "ns", "smallest round trip the kernel has seen on the connection (TCP_INFO)"),
     Column("retransmits", "i64", "", "segments sent again on the connection during the request (TCP_INFO)"),
     Column("asked_prompt_tokens", "i64", "tokens", "prompt length the schedule asked for"),

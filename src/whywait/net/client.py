@@ -22,7 +22,7 @@ from whywait.net.conn import READ_SIZE, Conn, ProxyError
 from whywait.net.dialect import ROLE
 from whywait.net.endpoint import Endpoint
 from whywait.net.outcome import facts_of
-from whywait.net.wire import Response, WireError, request_bytes
+from whywait.net.wire import Response, WireError, request_bytes, traceparent
 from whywait.units import NS_PER_MS
 
 BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 16, 24_000, 5_000_000
@@ -57,7 +57,7 @@ class Flight:
 
     __slots__ = (
         "accepted", "answer", "attempt", "call", "chunks", "connect", "deadline", "done_ns", "first", "first_tokens",
-        "last", "prev", "response", "retrans", "sent",
+        "last", "prev", "response", "retrans", "sent", "tls",
     )  # fmt: skip
 
     def __init__(self, call: Call, now: int, endpoint: Endpoint) -> None:
@@ -66,6 +66,7 @@ class Flight:
         self.deadline = now + call.timeout_ns
         self.attempt = 1
         self.connect = 0
+        self.tls: int | None = None
         self.retrans: int | None = None
         self.first_tokens: int | None = None
         self.chunks = 0
@@ -94,6 +95,7 @@ class Client:
         self._view = memoryview(bytearray(READ_SIZE))
         self._tls = endpoint.tls()
         self._target, self._headers = endpoint.target, endpoint.headers()
+        self._trace = "" if any(h.lower() == "traceparent" for h in self._headers) else endpoint.trace_prefix
         self._woke = 0
         self._typical = 1_000 * NS_PER_MS  # time of a request, ns, smoothed; a guess until some have ended
 
@@ -191,7 +193,10 @@ class Client:
     def _start(self, conn: Conn, flight: Flight) -> None:
         conn.state = "busy"
         try:
-            conn.send(request_bytes(self._target, self.endpoint.netloc, flight.call.body, self._headers))
+            headers = self._headers
+            if self._trace:
+                headers = {**headers, "traceparent": traceparent(self._trace, flight.call.id, flight.attempt)}
+            conn.send(request_bytes(self._target, self.endpoint.netloc, flight.call.body, headers))
         except OSError as exc:
             self._lost(conn, exc)
 
@@ -207,9 +212,13 @@ class Client:
             self._lost(conn, exc)
             return
         flight = conn.flight
-        if conn.state == "idle":
+        if conn.state == "handshake" and conn.tls_from < 0:
+            conn.tls_from = self.clock.now()
+        elif conn.state == "idle":
             if flight is not None:
-                flight.connect = self.clock.now() - max(flight.sent, conn.opened)
+                now = self.clock.now()
+                flight.connect = now - max(flight.sent, conn.opened)
+                flight.tls = now - max(flight.sent, conn.tls_from) if conn.tls_from >= 0 else None
                 flight.retrans = 0
                 self._start(conn, flight)
             elif conn.fresh and n != 0:
@@ -334,7 +343,8 @@ class Client:
         rtt, retrans = stamps.tcp_info(conn.sock) if conn.state != "closed" else (None, None)
         first, answer, last = (None if v < 0 else v for v in (flight.first, flight.answer, flight.last))
         return {
-            "due_ns": flight.call.due_ns, "attempt": flight.attempt, "connect_ns": flight.connect, "rtt_ns": rtt,
+            "due_ns": flight.call.due_ns, "attempt": flight.attempt, "rtt_ns": rtt,
+            "connect_ns": flight.connect, "tls_ns": flight.tls,
             "retransmits": None if retrans is None or flight.retrans is None else retrans - flight.retrans,
             "first_ns": first, "first_answer_ns": answer, "last_ns": last,
             "content_chunks": flight.chunks if flight.call.stream else None,

@@ -26,7 +26,7 @@ class Conn:
     caller. ``ended``: the peer said goodbye inside TLS; the connection itself may stay open."""
 
     __slots__ = ("_failed", "_incoming", "_outgoing", "_poller", "_proxy_said", "_tls", "_tunnel", "ended", "flight",
-                 "fresh", "kernel", "opened", "out", "sock", "state")  # fmt: skip
+                 "fresh", "kernel", "opened", "out", "sock", "state", "tls_from")  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, poller: stamps.Poller, now: int) -> None:
         family, address = endpoint.address
@@ -40,6 +40,7 @@ class Conn:
         self.flight: Flight | None = None
         self.fresh = True  # no response has come over it yet
         self.opened = now
+        self.tls_from = -1  # when its TLS handshake began, as the client noted
         self.out = b""
         self.ended = False
         self._tunnel, self._proxy_said = endpoint.tunnel(), b""

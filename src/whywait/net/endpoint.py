@@ -40,6 +40,7 @@ class Endpoint:
     timeout_s: float = 300.0
     reach: Reach = field(default_factory=Reach)
     proxy: Proxy | None = None
+    trace_prefix: str = ""  # of the W3C trace ids that requests carry, 16 hexadecimal digits; '' sends none
 
     @property
     def path(self) -> str:

@@ -222,3 +222,9 @@ def request_bytes(path: str, host: str, body: bytes, headers: dict[str, str]) ->
         f"Accept-Encoding: identity\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
     )
     return head.encode("latin-1") + body
+
+
+def traceparent(prefix: str, request: int, attempt: int) -> str:
+    """The W3C trace context of a request (version 00, sampled): its trace id is ``prefix`` (16 hexadecimal digits) and
+    the request's number; the span id tells the attempts apart."""
+    return f"00-{prefix}{request:016x}-{attempt:04x}{request & 0xFFFFFFFFFFFF:012x}-01"

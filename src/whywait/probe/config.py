@@ -18,6 +18,7 @@ class Config:
     """``pids`` maps a group (``engine``, ``client``) to process numbers; their children are found. ``api_key_env``,
     ``headers_env`` and ``reach_env`` (a :class:`whywait.net.reach.Reach` as JSON) name environment variables: secrets
     are never in a configuration or on a command line.
+    Only pages on the host ``home`` (the service's; '' = all) are sent those.
     ``kv_unified`` is for llama.cpp, see :func:`whywait.engines.llama_cpp.slot_gauges`.
     ``gpu_urls`` are pages of a DCGM exporter, ``agents`` base URLs of ``whywait agent``. ``otlp_fd`` is a listening
     socket the sampler was given (spans come in there), ``trace_prefix`` what the trace ids of our requests begin with.
@@ -27,6 +28,7 @@ class Config:
     spool: str
     hz: float = 4.0
     metrics_urls: tuple[str, ...] = ()
+    home: str = ""
     slots_url: str | None = None
     engine: str | None = None
     kv_unified: bool | None = None

@@ -10,7 +10,8 @@ Histograms are written only when they grew (and once before they did), so straig
 exact; gauges and counters are written every time.
 
 Run as ``python -m whywait.probe.sampler``: the configuration is the first line on stdin (see :class:`Config`), further
-lines may add processes (``{"pids": {"client": [123]}}``), and the end of stdin, or SIGTERM, ends it.
+lines may add processes (``{"pids": {"client": [123]}}``) or ask to wait for the spans of so many requests
+(``{"spans": 100, "patience_s": 6}``; answered by their count), and the end of stdin, or SIGTERM, ends it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -37,9 +39,14 @@ from whywait.probe.sources import Groups, Source, sources_of
 from whywait.probe.spool import Spool, Thinner, read_spool
 from whywait.units import NS_PER_MS, NS_PER_S
 
+if TYPE_CHECKING:
+    from whywait.probe.otlp import Receiver
+
 __all__ = ["Config", "SamplerProcess", "read_spool"]
 
 MAX_SHARE = 0.02  # of a core, per source
+SPAN_WAIT_S = 60.0  # at most, however they trickle in
+SPAN_PATIENCE_S = 7.0  # OpenTelemetry's exporters hand over every 5 s unless told otherwise
 READY = b"ready\n"
 
 
@@ -124,6 +131,7 @@ def main() -> int:
         loops.append(loop)
         loop.start()
 
+    receiver: Receiver | None = None
     with contextlib.suppress(_Stop):
         signal.signal(signal.SIGTERM, _on_term)
         now = clock.now()
@@ -132,18 +140,54 @@ def main() -> int:
         for source in sources_of(config, groups):
             start(source)
         groups.add(config.pids)
-        sys.stdout.buffer.write(READY)
-        sys.stdout.buffer.flush()
+        receiver = _receiver(config, clock, spool)
+        _say(READY)
         while line := sys.stdin.buffer.readline():
-            groups.add(orjson.loads(line)["pids"])
+            order = orjson.loads(line)
+            groups.add(order.get("pids", {}))
+            if "spans" in order:
+                _say(b"%d\n" % _wait_for_spans(receiver, order["spans"], order["patience_s"]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are ending: a second word changes nothing
     for loop in loops:
         loop.stop.set()
     end = time.monotonic() + config.timeout_s + 1
     for loop in loops:
         loop.join(max(0.0, end - time.monotonic()))
+    if receiver is not None:
+        receiver.close()
     spool.close()
     return 0
+
+
+def _say(word: bytes) -> None:
+    sys.stdout.buffer.write(word)
+    sys.stdout.buffer.flush()
+
+
+def _receiver(config: Config, clock: Clock, spool: Spool) -> Receiver | None:
+    if config.otlp_fd is None and config.otlp_grpc is None:
+        return None
+    from whywait.probe.otlp import Receiver
+
+    receiver = Receiver(spool, clock.now, config.trace_prefix, config.secret(config.otlp_token_env))
+    if config.otlp_fd is not None:
+        receiver.serve(socket.socket(fileno=config.otlp_fd))
+    if config.otlp_grpc is not None:
+        receiver.serve_grpc(config.otlp_grpc)
+    return receiver
+
+
+def _wait_for_spans(receiver: Receiver | None, enough: int, patience_s: float) -> int:
+    """Until the spans of so many requests have come, or none has for ``patience_s``; how many there are."""
+    if receiver is None:
+        return 0
+    seen, since = receiver.requests, time.monotonic()
+    end = since + SPAN_WAIT_S
+    while seen < enough and time.monotonic() < min(end, since + patience_s):
+        time.sleep(0.05)
+        if receiver.requests != seen:
+            seen, since = receiver.requests, time.monotonic()
+    return seen
 
 
 class SamplerProcess:
@@ -155,6 +199,7 @@ class SamplerProcess:
     """
 
     def __init__(self, config: Config, env: Mapping[str, str] | None = None) -> None:
+        """``config.otlp_fd``, if any, is handed over to the sampler; our own end stays open."""
         self.config = config
         self._env = {**os.environ, **(env or {})}  # what ``*_env`` of the configuration name, beside our own
         self.complaint = ""  # what it said on stderr; a doubt when not empty
@@ -184,7 +229,10 @@ class SamplerProcess:
         """
         command = [sys.executable, "-m", "whywait.probe.sampler"]
         pipe = subprocess.PIPE
-        process = self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=self._env)
+        fds = () if self.config.otlp_fd is None else (self.config.otlp_fd,)
+        process = self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=self._env, pass_fds=fds
+        )
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -196,11 +244,24 @@ class SamplerProcess:
 
     def add_pids(self, group: str, pids: list[int]) -> None:
         """Watch more processes; does nothing when the sampler has ended."""
-        if self._process is None or self._process.stdin is None:
+        self._order({"pids": {group: pids}})
+
+    def wait_for_spans(self, requests: int, patience_s: float = SPAN_PATIENCE_S) -> None:
+        """Let the engine hand over the spans of so many requests; gives up when none has come for ``patience_s``."""
+        process = self._process
+        if process is None or process.stdout is None or not self._order({"spans": requests, "patience_s": patience_s}):
             return
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(orjson.dumps({"pids": {group: pids}}, option=orjson.OPT_APPEND_NEWLINE))
+        process.stdout.readline()  # ends with the sampler, whatever happens to it
+
+    def _order(self, order: dict[str, Any]) -> bool:
+        if self._process is None or self._process.stdin is None:
+            return False
+        try:
+            self._process.stdin.write(orjson.dumps(order, option=orjson.OPT_APPEND_NEWLINE))
             self._process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
 
     def stop(self) -> None:
         """End it (gently, then not); ``complaint`` says what went wrong, a death before its time too. Idempotent."""

@@ -12,7 +12,7 @@ from whywait.core.secrets import hide_header
 from whywait.net.reach import Reach
 from whywait.probe import Row
 from whywait.probe.config import Config
-from whywait.probe.pages import Fetcher, MetricsPage, SlotsPage
+from whywait.probe.pages import Fetcher, MetricsPage, SlotsPage, fetcher
 from whywait.probe.process import Group
 
 
@@ -64,7 +64,7 @@ def sources_of(config: Config, groups: Groups) -> list[Source]:
     for name, value in reach.headers:
         hide_header(name, value)
     out: list[Source] = [
-        MetricsPage(f"metrics/{i}", Fetcher(url, headers, config.timeout_s, reach), config.engine)
+        MetricsPage(f"metrics/{i}", fetcher(url, headers, config.timeout_s, reach, config.home), config.engine)
         for i, url in enumerate(config.metrics_urls)
     ]
     if config.slots_url:

@@ -1,0 +1,131 @@
+"""What to read beside the load, as asked on the command line, made ready for the sampler."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from whywait.errors import UsageError
+from whywait.net.endpoint import read_key
+from whywait.net.reach import is_loopback
+from whywait.probe.spans import new_prefix
+
+OTLP_TOKEN, AGENT_TOKEN = "WHYWAIT_SAMPLER_OTLP_TOKEN", "WHYWAIT_SAMPLER_AGENT_TOKEN"  # names of variables
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Flags: ``--otlp-listen``, ``--otlp-grpc-listen``, ``--otlp-token-file``, ``--gpu-metrics-url``, ``--agent``,
+    ``--agent-token-file``."""
+
+    otlp_listen: str | None = None
+    otlp_grpc: str | None = None
+    otlp_token_file: str | None = None
+    gpu_urls: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    agent_token_file: str | None = None
+
+    @property
+    def traces(self) -> bool:
+        return bool(self.otlp_listen or self.otlp_grpc)
+
+    def prepare(self) -> Prepared:
+        """Open what listens, so that a port in use is said before anything is measured.
+
+        Raises:
+            UsageError: an address or a URL cannot be used, or a port that others can reach has no token.
+        """
+        out = Prepared()
+        for url in (*self.gpu_urls, *self.agents):
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise UsageError(f"{url!r} is not an http URL", "such as http://host:9400/metrics")
+        out.settings.update(gpu_urls=self.gpu_urls, agents=self.agents)
+        if self.agent_token_file:
+            out.env[AGENT_TOKEN] = read_key(self.agent_token_file) or ""
+            out.settings["agent_token_env"] = AGENT_TOKEN
+        if not self.traces:
+            return out
+        if self.otlp_token_file:
+            out.env[OTLP_TOKEN] = read_key(self.otlp_token_file) or ""
+            out.settings["otlp_token_env"] = OTLP_TOKEN
+        token = bool(self.otlp_token_file)
+        if self.otlp_listen:
+            out.listening = listen_on(*address(self.otlp_listen, "--otlp-listen", token))
+            out.settings["otlp_fd"] = out.listening.fileno()
+        if self.otlp_grpc:
+            host, port = address(self.otlp_grpc, "--otlp-grpc-listen", token)
+            if importlib.util.find_spec("grpc") is None:
+                raise UsageError(
+                    "--otlp-grpc-listen needs grpcio", "pip install 'whywait[otlp-grpc]', or --otlp-listen"
+                )
+            listen_on(host, port).close()
+            out.settings["otlp_grpc"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        out.settings["trace_prefix"] = new_prefix()
+        return out
+
+
+@dataclass
+class Prepared:
+    """``settings`` are fields of the sampler's configuration, ``env`` holds the secrets it may read."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    listening: socket.socket | None = None
+
+    @property
+    def prefix(self) -> str:
+        return str(self.settings.get("trace_prefix", ""))
+
+    @property
+    def where(self) -> str:
+        """The address spans are to be sent to, for people."""
+        if self.listening is not None:
+            host, port = self.listening.getsockname()[:2]
+            return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/traces"
+        return str(self.settings.get("otlp_grpc", ""))
+
+    def close(self) -> None:
+        if self.listening is not None:
+            self.listening.close()
+            self.listening = None
+
+
+def address(text: str, flag: str, token: bool) -> tuple[str, int]:
+    """``[HOST:]PORT`` → (host, port); the host is 127.0.0.1 unless given.
+
+    Raises:
+        UsageError: it is none, or others than this machine could reach it and there is no token.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{flag}: {text!r} is not [HOST:]PORT", f"such as {flag} 4318")
+    if not token and host != "localhost" and not is_loopback(host):
+        raise UsageError(f"{flag} {text}: other machines could reach it", "set a token, or listen on 127.0.0.1")
+    return host, int(port)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(found[0], socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(found[4])
+            sock.listen(128)
+        except OSError:
+            with contextlib.suppress(OSError):
+                sock.close()
+            raise
+    except OSError as exc:
+        raise UsageError(f"cannot listen on {host}:{port}: {exc.strerror or exc}", "choose another port") from None
+    return sock
