@@ -153,8 +153,13 @@ def test_a_quota_takes_its_time_out_of_busy():
 
 
 def test_threads_without_a_core_leave_the_device_idle():
-    a, ms = _busy(_grown("run_queue_wait_seconds_total", 0.3), engine={"threads": 1})
+    wait = _grown("run_queue_wait_seconds_total", 0.3)
+    a, ms = _busy([*wait, *_grown("cpu_seconds_total", 0.6)], engine={"threads": 1})
     assert ms == {"prefill_busy": 70, "decode_busy": 630, "idle_host": 300}
+    # Threads that do not compute wait too: what the engine had of CPU time was busy.
+    long = _grown("run_queue_wait_seconds_total", 9.0)
+    assert _busy([*long, *_grown("cpu_seconds_total", 0.6)], engine={"threads": 1})[1]["idle_host"] == 400
+    assert "idle_host" not in _busy(wait, engine={"threads": 1})[1]
     assert a.how["idle_host"] == "derived"
     assert _busy(_grown("run_queue_wait_seconds_total", 0.3))[1] == {"prefill_busy": 100, "decode_busy": 900}
 

@@ -43,7 +43,7 @@ def device_evidence(run: Run, window: tuple[int, int], devices: int, busy_ns: in
     if share is not None:
         _gpu(run, window, (share.mean, total, busy_ns), out)
     elif not series(run.readings, "power_watts", "gpu"):
-        _cpu(run, window, devices, out)
+        _cpu(run, window, devices, busy_ns, out)
     _moved(run, window, devices, out)
     return out
 
@@ -81,20 +81,26 @@ def _gpu(run: Run, window: tuple[int, int], seen: tuple[float, int, int], out: F
     out.notes["throttled"] = f"a throttle reason was set {high:.0%} of the time, clocks {lost:.0%} below their highest"
 
 
-def _cpu(run: Run, window: tuple[int, int], devices: int, out: Found) -> None:
-    """An engine on CPUs: its device is the cores of its compute threads."""
+def _cpu(run: Run, window: tuple[int, int], devices: int, busy_ns: int, out: Found) -> None:
+    """An engine on CPUs: its device is the cores of its compute threads. What CPU time it had was busy, whatever else
+    was counted: other threads of it wait for a core too."""
     threads = run.manifest.engine.get("threads")
     if not threads:
         return
+    used = _covering(run, "cpu_seconds_total", window)
+    room = busy_ns if used is None else busy_ns - round(used.value / float(threads) * NS_PER_S) * devices
     for category, name, words in (
         ("throttled", "cgroup_throttled_seconds_total", "its cgroup was throttled by a CPU quota"),
         ("idle_host", "run_queue_wait_seconds_total", "its threads were ready but had no core"),
     ):
         found = _covering(run, name, window)
-        if found is not None and found.value > 0:
-            per_thread = found.value / float(threads)
-            out.take[category] = (round(per_thread * NS_PER_S) * devices, "derived")
-            out.notes[category] = f"{words} for {per_thread:.2f} s per compute thread"
+        if found is None or found.value <= 0 or room <= 0 or (used is None and category == "idle_host"):
+            continue
+        per_thread = found.value / float(threads)
+        amount = min(round(per_thread * NS_PER_S) * devices, room)
+        room -= amount
+        out.take[category] = (amount, "derived")
+        out.notes[category] = f"{words}: {amount / NS_PER_S:.2f} s in which requests were in work and it had no CPU"
 
 
 def _moved(run: Run, window: tuple[int, int], devices: int, out: Found) -> None:
