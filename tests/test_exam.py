@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shlex
 from collections.abc import Iterator
@@ -82,6 +83,15 @@ def test_marks(causes: list[str], mark: str, in_two: bool) -> None:
     marked = exam_score.mark(CASE, [*map(_verdict, causes), *open_])
     assert (marked.mark, marked.in_two) == (mark, in_two)
     assert (marked in exam_score.confident_wrongs([marked])) == (mark == "wrong")
+
+
+def test_of_two_put_in_together_both_must_be_named() -> None:
+    two = dataclasses.replace(CASE, accepted=("cpu quota", "kv space"), together=True)
+    both = exam_score.mark(two, [_verdict(c) for c in ("kv space", "cpu quota")])
+    late = exam_score.mark(two, [_verdict(c) for c in ("kv space", "want of load", "cpu quota")])
+    one = exam_score.mark(two, [_verdict("kv space")])
+    assert [(m.mark, m.in_two) for m in (both, late, one)] == [("right", True), ("right", False), ("half", False)]
+    assert exam_score.truth(two) == "cpu quota + kv space"
 
 
 def test_a_fault_claimed_of_a_base_without_it_is_a_wrong_too() -> None:

@@ -17,9 +17,9 @@ from whywait.exam import NOTE
 from whywait.judge.verdict import Verdict
 from whywait.lab.exam import Case, by_name
 
-#: right: the first cause that holds is accepted. symptom: it is true, but not the cause. wrong: it holds and is neither
-#: (confident and wrong). undecided: nothing holds.
-MARKS: Final = ("right", "symptom", "wrong", "undecided")
+#: right: the first cause that holds is accepted. half: it is, but of two put in together one is not named. symptom: it is
+#: true, but not the cause. wrong: it holds and is none of these (confident and wrong). undecided: nothing holds.
+MARKS: Final = ("right", "half", "symptom", "wrong", "undecided")
 BEGIN, END = "<!-- score: begin -->", "<!-- score: end -->"
 
 
@@ -36,12 +36,16 @@ class Marked:
     def mark(self) -> str:
         if not self.claimed:
             return "undecided"
-        first = self.claimed[0]
-        return "right" if first in self.case.accepted else "symptom" if first in self.case.symptoms else "wrong"
+        first, case = self.claimed[0], self.case
+        if first in case.accepted:
+            return "half" if case.together and not set(case.accepted) <= set(self.claimed) else "right"
+        return "symptom" if first in case.symptoms else "wrong"
 
     @property
     def in_two(self) -> bool:
-        return any(c in self.case.accepted for c in self.claimed[:2])
+        """Whether an accepted cause is among the first two; of two put in together, both."""
+        found = set(self.claimed[:2]) & set(self.case.accepted)
+        return len(found) == 2 if self.case.together else bool(found)
 
 
 def score(folder: Path) -> list[Marked]:
@@ -107,7 +111,9 @@ def _totals(marked: Sequence[Marked]) -> dict[str, int]:
 
 def truth(case: Case) -> str:
     """The row of the confusion matrix."""
-    return case.accepted[0] if case.fault else "(base)"
+    if not case.fault:
+        return "(base)"
+    return " + ".join(case.accepted) if case.together else case.accepted[0]
 
 
 def _confusion(marked: Sequence[Marked]) -> list[tuple[tuple[str, str], int]]:
@@ -124,27 +130,31 @@ def text(marked: Sequence[Marked]) -> str:
 
 def _said(m: Marked) -> str:
     said = ", ".join(m.claimed[:3]) or f"undecided ({', '.join(m.undecided[:2]) or 'nothing found'})"
-    wanted = "" if m.mark == "right" else f"; true: {' or '.join(m.case.accepted)}"
+    wanted = "" if m.mark == "right" else f"; true: {_causes(m.case)}"
     alarm = f"; not there: {', '.join(m.false_alarms)}" if m.false_alarms else ""
     return said + wanted + alarm
+
+
+def _causes(case: Case) -> str:
+    return (" and " if case.together else " or ").join(case.accepted)
 
 
 def _sentence(name: str, t: dict[str, int]) -> str:
     n = t["cases"]
     return (f"{name}: {n} cases, right first {t['right']} ({t['right'] / n:.0%}), among the first two "
-            f"{t['right_in_two']} ({t['right_in_two'] / n:.0%}), a symptom first {t['symptom']}, undecided "
-            f"{t['undecided']}, confident and wrong {t['wrong']}; a fault claimed of a base without it: "
+            f"{t['right_in_two']} ({t['right_in_two'] / n:.0%}), half of two {t['half']}, a symptom first {t['symptom']}, "
+            f"undecided {t['undecided']}, confident and wrong {t['wrong']}; a fault claimed of a base without it: "
             f"{t['bases_with_false_alarm']} of {t['bases']}")  # fmt: skip
 
 
 def markdown(marked: Sequence[Marked]) -> str:
     """The generated part of ``docs/exam.md``."""
-    out = ["| engine | cases | right first | right in two | symptom first | undecided | confident and wrong | "
-           "bases with a false alarm |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    out = ["| engine | cases | right first | right in two | half of two | symptom first | undecided | confident and wrong | "
+           "bases with a false alarm |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name, t in as_dict(marked)["totals"].items():
         n = t["cases"]
         out.append(f"| {name} | {n} | {t['right']} ({t['right'] / n:.0%}) | {t['right_in_two']} "
-                   f"({t['right_in_two'] / n:.0%}) | {t['symptom']} | {t['undecided']} | {t['wrong']} | "
+                   f"({t['right_in_two'] / n:.0%}) | {t['half']} | {t['symptom']} | {t['undecided']} | {t['wrong']} | "
                    f"{t['bases_with_false_alarm']} of {t['bases']} |")  # fmt: skip
     out += ["", *_matrix(marked), "", "| case | what was put in | mark | claimed, in rank order |", "|---|---|---|---|"]
     out += [f"| {m.case.name} | {_put(m.case)} | {m.mark} | {_said(m)} |" for m in marked]
@@ -182,5 +192,5 @@ def listing(chosen: Sequence[Case], folder: Path) -> str:
     """All cases and whether they are recorded."""
     wide = max(len(c.name) for c in chosen)
     lines = [f"{'recorded' if (folder / c.name / NOTE).exists() else '–':<9} {c.name:<{wide}}  {_put(c)}  → "
-             f"{' or '.join(c.accepted)}" for c in chosen]  # fmt: skip
+             f"{_causes(c)}" for c in chosen]  # fmt: skip
     return "\n".join([*lines, f"{len(chosen)} cases, {sum(x.startswith('recorded') for x in lines)} recorded"])

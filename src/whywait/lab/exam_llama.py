@@ -117,4 +117,14 @@ def _load() -> Iterator[Case]:
                 symptoms=BESIDE, points=(Point("concurrency", 4, 18), Point("concurrency", 6, 18)))  # fmt: skip
 
 
-CASES: Final[tuple[Case, ...]] = (*_bases(), *_engine(), *_machine(), *_line(), *_load())
+def _two() -> Iterator[Case]:
+    yield _case("two-slots-delay", "slot limit and network latency", ("slot limit", "network latency"), put="delay",
+                args={"ms": 200, "jitter_ms": 0}, settings={"slots": 1}, workload=SHORT, points=closed(4), by="url",
+                together=True, base="llama-base-short")  # fmt: skip
+    yield _case("two-hog-prompts", "noisy neighbour and long prompts mixed in",
+                ("noisy neighbour", "neighbour's prefill"), put="hog", args={"count": 2},
+                workload=mixed((24, 48), (600, 4), 0.2), symptoms=("compute-bound prefill",), together=True,
+                base="llama-base-alone")  # fmt: skip
+
+
+CASES: Final[tuple[Case, ...]] = (*_bases(), *_engine(), *_machine(), *_line(), *_load(), *_two())

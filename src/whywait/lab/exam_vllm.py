@@ -41,7 +41,7 @@ def _engine() -> Iterator[Case]:
     for slots, load in ((1, 8), (2, 8), (4, 16)):
         yield _case(f"slots-{slots}-of-{load}", "slot limit", "slot limit", settings={"--max-num-seqs": slots},
                     points=closed(load), base=base)  # fmt: skip
-    tight = {"--max-num-seqs": 16, "--num-gpu-blocks-override": 24}
+    tight = {"--max-num-seqs": 16, "--num-gpu-blocks-override": 24, "--max-model-len": 768}
     for output, load in ((200, 8), (400, 12)):
         yield _case(f"kv-24-{output}", "kv space", "kv space", settings=tight, workload=chat(64, output),
                     points=closed(load, 24), base=base)  # fmt: skip
@@ -111,4 +111,10 @@ def _load() -> Iterator[Case]:
                 symptoms=BESIDE, points=(Point("concurrency", 16, 16), Point("concurrency", 24, 16)))  # fmt: skip
 
 
-CASES: Final[tuple[Case, ...]] = (*_bases(), *_engine(), *_machine(), *_line(), *_load())
+def _two() -> Iterator[Case]:
+    yield _case("two-slots-quota", "slot limit and cpu quota", ("slot limit", "cpu quota"), put="quota",
+                args={"cpus": 0.5}, settings={"--max-num-seqs": 2}, points=closed(8), together=True,
+                base="vllm-base-wide")  # fmt: skip
+
+
+CASES: Final[tuple[Case, ...]] = (*_bases(), *_engine(), *_machine(), *_line(), *_load(), *_two())
