@@ -17,8 +17,8 @@ from whywait.exam import NOTE
 from whywait.judge.verdict import Verdict
 from whywait.lab.exam import Case, by_name
 
-#: right: the first cause that holds is accepted. half: it is, but of two put in together one is not named. symptom: it is
-#: true, but not the cause. wrong: it holds and is none of these (confident and wrong). undecided: nothing holds.
+#: right: the first cause that holds is accepted. half: it is, but of two put in together one is not named. symptom: it
+#: is true, but not the cause. wrong: it holds and is none of these (confident and wrong). undecided: nothing holds.
 MARKS: Final = ("right", "half", "symptom", "wrong", "undecided")
 BEGIN, END = "<!-- score: begin -->", "<!-- score: end -->"
 
@@ -142,15 +142,15 @@ def _causes(case: Case) -> str:
 def _sentence(name: str, t: dict[str, int]) -> str:
     n = t["cases"]
     return (f"{name}: {n} cases, right first {t['right']} ({t['right'] / n:.0%}), among the first two "
-            f"{t['right_in_two']} ({t['right_in_two'] / n:.0%}), half of two {t['half']}, a symptom first {t['symptom']}, "
-            f"undecided {t['undecided']}, confident and wrong {t['wrong']}; a fault claimed of a base without it: "
+            f"{t['right_in_two']} ({t['right_in_two'] / n:.0%}), half of two {t['half']}, a symptom first "
+            f"{t['symptom']}, undecided {t['undecided']}, confident and wrong {t['wrong']}; a fault claimed of a base without it: "
             f"{t['bases_with_false_alarm']} of {t['bases']}")  # fmt: skip
 
 
 def markdown(marked: Sequence[Marked]) -> str:
     """The generated part of ``docs/exam.md``."""
-    out = ["| engine | cases | right first | right in two | half of two | symptom first | undecided | confident and wrong | "
-           "bases with a false alarm |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    out = ["| engine | cases | right first | right in two | half of two | symptom first | undecided | "
+           "confident and wrong | bases with a false alarm |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name, t in as_dict(marked)["totals"].items():
         n = t["cases"]
         out.append(f"| {name} | {n} | {t['right']} ({t['right'] / n:.0%}) | {t['right_in_two']} "

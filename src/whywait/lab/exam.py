@@ -32,9 +32,9 @@ class Case:
     ``points`` are the load; the last is the load that the user asks about, those before it are the reference.
     ``settings`` start the engine; ``put`` is a key of ``faults.FAULTS`` with ``args``. ``accepted`` are the causes that
     are right when ranked first; ``symptoms`` are true of the case but not its cause: neither right nor wrong. ``base``
-    is the case in which the cause must not be claimed. ``together``: all of ``accepted`` were put in at once, and a right
-    answer names them all. ``by``: what the user gave, a command to ``launch`` (the
-    engine's own limits are then known) or only a ``url``.
+    is the case in which the cause must not be claimed. ``together``: all of ``accepted`` were put in at once, and a
+    right answer names them all. ``by``: what the user gave, a command to ``launch`` (the engine's own limits are then
+    known) or only a ``url``.
     """
 
     name: str
