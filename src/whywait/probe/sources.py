@@ -72,12 +72,30 @@ def sources_of(config: Config, groups: Groups) -> list[Source]:
     if config.host and sys.platform.startswith("linux"):  # elsewhere there is nothing to read: not a lost probe
         out.append(Timed("host", machine(groups)))
     if config.gpu:
-        from whywait.probe.gpu import Nvml
+        out += [Timed(name, device.sample, device.close) for name, device in devices()]
+    for i, url in enumerate(config.gpu_urls):
+        from whywait.probe.dcgm import DcgmPage
 
-        nvml = Nvml.open()
-        if nvml is not None:
-            out.append(Timed("gpu", nvml.sample, nvml.close))
+        out.append(DcgmPage(f"gpu/{i}", fetcher(url, headers, config.timeout_s, reach, config.home)))
     return out
+
+
+class Devices(Protocol):
+    """What a vendor's library shows of this machine's devices."""
+
+    def sample(self, now_s: float) -> list[Row]: ...
+
+    def close(self) -> None: ...
+
+
+def devices() -> list[tuple[str, Devices]]:
+    """(source name, devices) of each vendor whose library finds any here."""
+    from whywait.probe.amd import RocmSmi
+    from whywait.probe.gpu import Nvml
+
+    nvml, rocm = Nvml.open(), RocmSmi.open()
+    out: list[tuple[str, Devices]] = [("gpu", nvml)] if nvml is not None else []
+    return out + ([("gpu/amd" if out else "gpu", rocm)] if rocm is not None else [])
 
 
 def machine(groups: Groups) -> Callable[[float], list[Row]]:
