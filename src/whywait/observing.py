@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from whywait import app
-from whywait.analyze.counters import gauge, series
+from whywait.analyze.counters import gauge
 from whywait.analyze.passive import load
 from whywait.core import secrets
 from whywait.core.recorder import Recorder, discard_spool, refuse_used
@@ -37,14 +37,13 @@ from whywait.probe import host
 from whywait.probe.options import Probes
 from whywait.probe.promql import Prometheus
 from whywait.probe.spool import Tail
-from whywait.reading import read_elsewhere
+from whywait.reading import SCRAPES, read_elsewhere, scrape_ns, too_few
 from whywait.session import Say, new_directory, stderr
 from whywait.units import NS_PER_S
 from whywait.watching import Watching
 
 POINTS = 12  # windows of a kept or past Run at most
 SHORTEST_S = 60.0  # of a past Run
-SCRAPES = 4  # a window shorter than so many scrapes says little
 SLACK_NS = 15 * NS_PER_S  # readings kept before a window: an unchanged histogram is written every 10 s
 OUTSIDE = {
     "what": "client, network and front end are not seen",
@@ -94,7 +93,9 @@ def past(
         engine={"name": table.name}, slo=slo, journey={"verb": "past", "seconds": seconds, "match": source.match},
         doubts=[OUTSIDE],
     )  # fmt: skip
-    run = with_points(_bare(manifest, readings), (0, end - start), max(SHORTEST_S, SCRAPES * scrape_s(readings)))
+    run = with_points(
+        _bare(manifest, readings), (0, end - start), max(SHORTEST_S, SCRAPES * scrape_ns(readings) / NS_PER_S)
+    )
     return app.keep(run, new_directory(out))
 
 
@@ -259,22 +260,13 @@ def with_points(run: Run, span: tuple[int, int], least_s: float) -> Run:
     if len(rows) < n:
         doubts.append({"what": f"{n - len(rows)} of {n} windows have no readings", "why": "nothing answered then",
                        "next": "was the service up, and scraped?"})  # fmt: skip
-    scrape = scrape_s(run.readings)
-    if scrape * SCRAPES > (edges[1] - edges[0]) / NS_PER_S:
-        doubts.append({"what": "a window holds only a few readings", "why": f"they are {scrape:.0f} s apart",
-                       "next": "a longer --window or --last"})  # fmt: skip
+    doubts += filter(None, [too_few(run.readings, edges[1] - edges[0])])
     engine = dict(run.manifest.engine)
     slots = gauge(run.readings, "slots_total", span, combine="max")
     if slots is not None and not engine.get("slots"):
         engine["slots"] = round(slots.high)
     manifest = dataclasses.replace(run.manifest, doubts=doubts, engine=engine)
     return Run(manifest, Table.from_rows("points", rows), run.requests, run.chunks, run.steps, run.readings)
-
-
-def scrape_s(readings: Table) -> float:
-    """Usual seconds between two readings of the engine's gauges; 0 where that is not known."""
-    gaps = [np.diff(s.asked_ns) for s in series(readings, "running") if len(s.asked_ns) > 1]
-    return float(np.median(np.concatenate(gaps))) / NS_PER_S if gaps else 0.0
 
 
 def _point(run: Run, number: int, span: tuple[int, int]) -> dict[str, Any]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import numpy as np
+
+from whywait.core.table import Table
 from whywait.engines import EngineTable, detect
 from whywait.errors import UsageError
 from whywait.load.preflight import UNREAD, Target
 from whywait.net.reach import Reach
 from whywait.probe.pages import fetcher
 from whywait.probe.promql import Prometheus
+from whywait.units import NS_PER_S
 
+SCRAPES = 4  # a stretch of time shorter than so many scrapes says little
 LOOK_BACK_S = 3600.0  # an engine that a Prometheus has seen within this is the one that is measured
 
 
@@ -62,3 +67,24 @@ def engine_of(urls: tuple[str, ...], reach: Reach, home: str = "") -> EngineTabl
 def _known(target: Target, table: EngineTable, urls: tuple[str, ...]) -> Target:
     notes = tuple(n for n in target.notes if n["what"] != UNREAD)
     return dataclasses.replace(target, engine=table, metrics_urls=urls, notes=notes)
+
+
+def scrape_ns(readings: Table) -> float:
+    """Usual time between two readings of an engine's gauges, ns; 0 where that is not known."""
+    gaps = []
+    named = readings.where(readings["name"] == "running")
+    for source in set(named["source"].tolist()):
+        times = np.unique(named["asked_ns"][named["source"] == source])
+        gaps.append(np.diff(times))
+    found = np.concatenate(gaps) if gaps else np.zeros(0)
+    return float(np.median(found)) if len(found) else 0.0
+
+
+def too_few(readings: Table, shortest_ns: float) -> dict[str, str] | None:
+    """A doubt where the shortest stretch that is judged holds fewer than ``SCRAPES`` readings."""
+    scrape = scrape_ns(readings)
+    if shortest_ns >= SCRAPES * scrape:
+        return None
+    why = f"they are {scrape / NS_PER_S:.0f} s apart, and {shortest_ns / NS_PER_S:.0f} s are judged by them"
+    return {"what": "a point or window holds only a few readings", "why": why,
+            "next": "longer points (--duration), a longer --window or --last"}  # fmt: skip

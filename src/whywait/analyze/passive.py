@@ -108,17 +108,20 @@ def _states(run: Run, span: Span, per_s: float | None) -> dict[str, Any] | None:
     running, waiting = _gauge(run, "running", span), _gauge(run, "waiting", span)
     if running is None or waiting is None:
         return None
-    prefilling, how = _gauge(run, "slots_prefilling", span), "derived"
-    number = prefilling.mean if prefilling is not None else None
-    if number is None:
-        mean_s, how = _prefill_s(run, span), "derived"
+    prefilling, spent = _gauge(run, "slots_prefilling", span), delta(run.readings, "prefill_seconds_total", span)
+    if prefilling is not None:
+        number: float | None = prefilling.mean
+    elif spent is not None:
+        number = spent.per_s  # seconds of prefill per second
+    else:
+        mean_s = _prefill_s(run, span)
         number = None if mean_s is None or per_s is None else mean_s * per_s
     split = {"queue": waiting.mean}
     if number is None:
         return {"number": {**split, "unknown": running.mean}, "how": {"queue": "derived"}}
     number = min(number, running.mean)
     return {"number": {**split, "prefill": number, "decode": running.mean - number},
-            "how": {"queue": "derived", "prefill": how, "decode": how}}  # fmt: skip
+            "how": dict.fromkeys(("queue", "prefill", "decode"), "derived")}  # fmt: skip
 
 
 def _peak(run: Run, span: Span) -> float:
