@@ -153,6 +153,11 @@ def test_recording_keeps_the_run_resumes_and_tells_the_judge_nothing(
     assert not [word for word in ("good", "gateway", "load shedding", "shedding") if word in manifest]
     assert exam.record([good], tmp_path, say=lambda _: None) == []
     assert starts == ["good"]
+    assert exam.keep([good, bad], tmp_path, tmp_path / "kept") == 1
+    thin = Run.load(tmp_path / "kept" / "good")
+    assert len(thin.readings) < len(run.readings)
+    assert thin.requests == run.requests
+    assert exam._claims(thin) == exam._claims(run)
 
 
 def test_an_engine_that_does_not_start_costs_its_own_cases_only(

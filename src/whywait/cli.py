@@ -144,11 +144,11 @@ def _flags_record(p: argparse.ArgumentParser) -> None:
 
 
 def _flags_exam(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["record", "score"])
+    p.add_argument("action", choices=["record", "keep", "score"])
     p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of the recorded cases (exam)")
     p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
     p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
-    p.add_argument("--out", dest="runs", metavar="DIR", default=argparse.SUPPRESS, help="record: the same as RUNS")
+    p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
     p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
     p.add_argument("--list", action="store_true", help="score: list the cases instead")
     p.add_argument("--json", action="store_true", help="score: as JSON on stdout")

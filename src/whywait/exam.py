@@ -7,6 +7,7 @@ user would have given it; the exam adds nothing to the Run that the judge could 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from whywait import __version__, app
 from whywait.core.run import Run, write_json
@@ -34,7 +37,7 @@ from whywait.load.recipe import Load
 from whywait.session import Options, Say, stderr
 
 NOTE = "case.json"
-METRICS_HZ = 4.0
+THIN = 2  # of the readings one in so many goes with the source code
 
 
 def record(chosen: Sequence[Case], out: Path, vllm: str | None = None, say: Say = stderr) -> list[str]:
@@ -84,13 +87,13 @@ def _recorded(case: Case, engine: Engine, site: faults.Site, out: Path, say: Say
             "whywait_version": __version__,
             "calibration_ms": [before, faults.calibration_ms(site.engine_cpus)],
         }
-        keep(result.run, out / case.name, note)
+        save(result.run, out / case.name, note)
     say(f"  {note['seconds']:.0f} s: {result.headline}")
     return True
 
 
-def keep(run: Run, folder: Path, note: dict[str, Any]) -> None:
-    """Save a Run. ``note`` goes last: it marks the case as there."""
+def save(run: Run, folder: Path, note: dict[str, Any]) -> None:
+    """Save a case. ``note`` goes last: it marks the case as there."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     run.save(part)
@@ -99,9 +102,41 @@ def keep(run: Run, folder: Path, note: dict[str, Any]) -> None:
     os.replace(part, folder)
 
 
+def keep(chosen: Sequence[Case], folder: Path, out: Path) -> int:
+    """Copy recorded cases into ``out``, thinned where that changes no verdict; says how many there were."""
+    there = [c for c in chosen if (folder / c.name / NOTE).exists()]
+    for case in there:
+        run = Run.load(folder / case.name)
+        thin = thinned(run)
+        same = _claims(thin) == _claims(run)
+        note = json.loads((folder / case.name / NOTE).read_text(encoding="utf-8"))
+        note["readings"] = f"one in {THIN} kept" if same else "all kept"
+        save(thin if same else run, out / case.name, note)
+    return len(there)
+
+
+def thinned(run: Run) -> Run:
+    """With one in ``THIN`` of what each source was asked, but for the askings around the ends of the points."""
+    r = run.readings
+    asked, source = r["asked_ns"], r["source"]
+    edges = np.sort(np.concatenate([run.points["start_ns"], run.points["end_ns"]]))
+    kept = np.zeros(len(r), dtype=bool)
+    for one in set(source):
+        mine = source == one
+        times = np.unique(asked[mine])
+        after = np.searchsorted(times, edges)
+        near = np.unique(np.clip(np.concatenate([after - 1, after]), 0, len(times) - 1))
+        kept |= mine & np.isin(asked, np.concatenate([times[::THIN], times[near], times[-1:]]))
+    return dataclasses.replace(run, readings=r.where(kept))
+
+
+def _claims(run: Run) -> list[tuple[str, str]]:
+    return [(v.cause, v.state) for v in app.analysed(run, Path()).verdicts]
+
+
 def _options(case: Case, url: str, folder: str) -> Options:
-    return Options(url=url, workload=case.workload, out=str(Path(folder) / "run"), metrics_hz=METRICS_HZ,
-                   seed=case.workload.seed, command=("exam", "record"))  # fmt: skip
+    return Options(url=url, workload=case.workload, out=str(Path(folder) / "run"), seed=case.workload.seed,
+                   command=("exam", "record"))  # fmt: skip
 
 
 def _loads(case: Case) -> list[Load]:

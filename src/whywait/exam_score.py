@@ -142,9 +142,9 @@ def _causes(case: Case) -> str:
 def _sentence(name: str, t: dict[str, int]) -> str:
     n = t["cases"]
     return (f"{name}: {n} cases, right first {t['right']} ({t['right'] / n:.0%}), among the first two "
-            f"{t['right_in_two']} ({t['right_in_two'] / n:.0%}), half of two {t['half']}, a symptom first "
-            f"{t['symptom']}, undecided {t['undecided']}, confident and wrong {t['wrong']}; a fault claimed of a base without it: "
-            f"{t['bases_with_false_alarm']} of {t['bases']}")  # fmt: skip
+            f"{t['right_in_two']} ({t['right_in_two'] / n:.0%}), half of two {t['half']}, a symptom "
+            f"first {t['symptom']}, undecided {t['undecided']}, confident and wrong {t['wrong']}; a fault claimed of "
+            f"a base without it: {t['bases_with_false_alarm']} of {t['bases']}")  # fmt: skip
 
 
 def markdown(marked: Sequence[Marked]) -> str:

@@ -1,4 +1,4 @@
-"""``whywait exam record | score``: known bottlenecks on real engines, and how the verdict does on them."""
+"""``whywait exam record | keep | score``: known bottlenecks on real engines, and how the verdict does on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def exam(args: argparse.Namespace) -> int:
     folder = Path(args.runs)
     chosen = cases([args.engine] if args.engine else ENGINES, args.cases)
     if args.action == "record":
-        return _record(args, chosen, folder)
+        return _record(args, chosen, Path(args.out or folder))
+    if args.action == "keep":
+        return _keep(args, chosen, folder)
     from whywait import exam_score
 
     if args.list:
@@ -47,3 +49,12 @@ def _record(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:
     if failed:
         stderr(f"whywait: not recorded: {', '.join(failed)}")
     return EXIT_SERVICE if failed else EXIT_OK
+
+
+def _keep(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:
+    from whywait.exam import keep
+
+    if not args.out:
+        raise UsageError("keep needs a folder to write to", "--out exam")
+    print(f"{keep(chosen, folder, Path(args.out))} cases kept in {args.out}")
+    return EXIT_OK
