@@ -35,15 +35,16 @@ MAY: dict[str, set[str]] = {
     "judge": ANALYSIS,
     "report": {*ANALYSIS, "judge"},
     # The application. The session drives the producers and leaves what they made to app, which knows both halves.
-    "session": {*FLOOR, *PRODUCERS},
+    "watching": {*FLOOR, *PRODUCERS},
+    "session": {*FLOOR, *PRODUCERS, "reading", "watching"},
     "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
+    "reading": {*FLOOR, *PRODUCERS},
+    "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "reading", "watching"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
     "exam_score": {*CORE, "lab", "judge", "app", "exam"},
-    "verbs": {
-        "exam", "exam_score", *FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding", "probing",
-    },  # fmt: skip
+    "verbs": {"observing", "reading", "exam", "exam_score", *FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding", "probing"},
     "cli": {"whywait", "errors", "verbs"},
     "__main__": {"cli"},
 }

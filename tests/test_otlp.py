@@ -274,6 +274,11 @@ def test_a_port_in_use_is_said_before_anything_is_measured() -> None:
     ready.close()
     with pytest.raises(UsageError, match="not an http URL"):
         Probes(gpu_urls=("host:9400",)).prepare()
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    for wrong in (Probes(gpu_urls=(f"http://127.0.0.1:{port}/m",)), Probes(agents=(f"http://127.0.0.1:{port}",))):
+        with pytest.raises(UsageError, match="does not answer"):
+            wrong.prepare()
     assert not Probes().prepare().prefix
 
 

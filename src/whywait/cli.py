@@ -18,12 +18,14 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("whywait.verbs.measure:run", "measure one load point"),
     "sweep": ("whywait.verbs.measure:sweep", "measure several load points; one table"),
     "resume": ("whywait.verbs.resume:resume", "finish a run or sweep that was cut off, into a new run"),
+    "watch": ("whywait.verbs.watch:watch", "what a service in production waits on; sends no load"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
     "probe": ("whywait.verbs.probe:probe", "what one stream costs, by single streams alone (no URL: as diagnose)"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
     "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
     "exam": ("whywait.verbs.exam:exam", "known bottlenecks on real engines: record them, score the verdicts"),
+    "agent": ("whywait.verbs.agent:agent", "serve this machine's readings to a whywait on another machine"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
 }
 
@@ -83,6 +85,7 @@ def _flags_diagnose(p: argparse.ArgumentParser) -> None:
     _workload(p)
     _output(p)
     p.add_argument("--slots", type=_positive, help="embedded engine: requests it works on at once (default 4)")
+    p.add_argument("--last", metavar="TIME", help="with --prometheus: judge this much of the past, send no load")
     p.add_argument("--report", metavar="FILE", help="where the HTML report goes (default: report.html in the run)")
 
 
@@ -92,6 +95,23 @@ def _flags_show(p: argparse.ArgumentParser) -> None:
     p.add_argument("--html", metavar="FILE", help="write the report there")
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="as of run")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
+
+
+def _flags_watch(p: argparse.ArgumentParser) -> None:
+    p.add_argument("url", nargs="?", metavar="URL", help="base URL of the service (or give --prometheus)")
+    p.add_argument("--model", help="model name (default: the first the service lists)")
+    p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
+    p.add_argument("--window", default="30s", metavar="TIME", help="the verdict is over the last so long (default 30s)")
+    p.add_argument("--for", dest="length", metavar="TIME", help="end after this long (default: Ctrl-C)")
+    p.add_argument("--hz", type=_rate, default=1.0, metavar="N", help="looks per second (default 1; costs the service)")
+    p.add_argument("--once", action="store_true", help="one window, then end")
+    p.add_argument("--json", action="store_true", help="a JSON document per window on stdout, no live view")
+    p.add_argument("--out", metavar="DIR", help="keep it as a run in this folder")
+    p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
+    p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
+    _reading(p)
+    _reach(p)
+    _probes(p)
 
 
 def _flags_find(p: argparse.ArgumentParser) -> None:
@@ -111,6 +131,13 @@ def _flags_probe(p: argparse.ArgumentParser) -> None:
     # Its requests are its own.
     p.set_defaults(workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None)
     _kept(p)
+
+
+def _flags_agent(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--listen", default="127.0.0.1:9465", metavar="[HOST:]PORT", help="default 127.0.0.1:9465")
+    p.add_argument("--token-file", metavar="FILE", help="token that readers must send; needed beyond this machine")
+    p.add_argument("--engine-port", type=_positive, metavar="PORT", help="watch what listens there")
+    p.add_argument("--pid", type=_positive, action="append", default=[], metavar="N", help="or these, with children")
 
 
 def _flags_engine(p: argparse.ArgumentParser) -> None:
@@ -164,7 +191,19 @@ def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("--timeout", metavar="TIME", help="per request (default 300s)")
     p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
+    _reading(p)
     _reach(p)
+    _probes(p)
+
+
+def _reading(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("where the engine's metrics are read (docs/engines.md)")
+    g.add_argument("--metrics-url", action="append", default=[], metavar="URL", help="page of a replica; repeatable")
+    g.add_argument("--engine-file", metavar="FILE", help="TOML: the metrics, flags and fields of another engine")
+    g.add_argument("--prometheus", metavar="URL", help="read them from this Prometheus instead")
+    g.add_argument("--prometheus-match", metavar="SELECTOR", help="which of its targets: 'job=\"vllm\"'")
+    g.add_argument("--prometheus-token-env", metavar="NAME", help="environment variable with its bearer token")
+    g.add_argument("--prometheus-token-file", metavar="FILE", help="file with it")
 
 
 def _reach(p: argparse.ArgumentParser) -> None:
@@ -177,6 +216,16 @@ def _reach(p: argparse.ArgumentParser) -> None:
     g.add_argument("--insecure", action="store_true", help="do not check the service's certificate")
     g.add_argument("--proxy", metavar="URL", help="HTTP proxy, or 'none' (default: http_proxy, https_proxy, no_proxy)")
     g.add_argument("--lenient-eof", action="store_true", help="a stream that just ends is ok, not truncated")
+
+
+def _probes(p: argparse.ArgumentParser) -> None:
+    g, where = p.add_argument_group("what is read beside the load (docs/probes.md)"), "[HOST:]PORT"
+    g.add_argument("--otlp-listen", metavar=where, help="take the engine's spans there (OTLP over HTTP, /v1/traces)")
+    g.add_argument("--otlp-grpc-listen", metavar=where, help="the same over gRPC (extra otlp-grpc)")
+    g.add_argument("--otlp-token-file", metavar="FILE", help="token the engine must send; needed beyond this machine")
+    g.add_argument("--gpu-metrics-url", action="append", default=[], metavar="URL", help="of a DCGM exporter")
+    g.add_argument("--agent", action="append", default=[], metavar="URL", help="of a 'whywait agent'; repeatable")
+    g.add_argument("--agent-token-file", metavar="FILE", help="token of the agents")
 
 
 def _workload(p: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from whywait.core import secrets
 from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_used
 from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Schedule, Workload
+from whywait.core.table import Table
 from whywait.errors import InternalError, UsageError, WhywaitError
 from whywait.lab.state import Engine
 from whywait.load import calibrate, preflight
@@ -38,7 +39,7 @@ from whywait.net.reach import Reach
 from whywait.probe import bench, host
 from whywait.probe.options import Probes
 from whywait.probe.promql import Prometheus
-from whywait.reading import read_elsewhere
+from whywait.reading import read_elsewhere, too_few
 from whywait.units import NS_PER_MS, NS_PER_S
 from whywait.watching import Watching
 
@@ -99,7 +100,7 @@ class Session:
     def __enter__(self) -> Session:
         if self.options.out:
             refuse_used(Path(self.options.out))
-        self._watching = Watching(self.options.probes)
+        self._watching = Watching(self.options.probes, self.options.reach)
         try:
             self._begin()
         except BaseException:
@@ -254,7 +255,10 @@ class Session:
             return []
         try:
             now = self.clock.now()
-            return source.readings(table, (int(points["start_ns"].min()) + zero, now + zero), zero)
+            rows = source.readings(table, (int(points["start_ns"].min()) + zero, now + zero), zero)
+            shortest = float((points["end_ns"] - points["start_ns"]).min())
+            self._doubts += filter(None, [too_few(Table.from_rows("readings", rows), shortest)])
+            return rows
         except WhywaitError as exc:
             self.doubt("the Prometheus gave no readings", exc.message, exc.hint or "")
             return []
@@ -338,7 +342,8 @@ class Session:
             seed=o.seed,
             endpoint={"url": t.endpoint.url, "dialect": t.endpoint.dialect, "stream": o.stream, "loopback": local},
             engine=engine,
-            machine={"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates},
+            machine={"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates,
+                     "agents": self._watching.agents},  # fmt: skip
             workload=o.workload.as_dict(),
             client=client,
             clock=report.clock,

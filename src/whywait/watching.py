@@ -16,6 +16,7 @@ from whywait.lab.state import Engine
 from whywait.load.preflight import Target
 from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint
+from whywait.net.reach import Reach
 from whywait.probe.listener import listening_pids
 from whywait.probe.options import Probes
 from whywait.probe.sampler import Config, SamplerProcess
@@ -32,9 +33,9 @@ class Watching:
         UsageError: a flag names what cannot be used.
     """
 
-    def __init__(self, probes: Probes) -> None:
+    def __init__(self, probes: Probes, reach: Reach | None = None) -> None:
         self._traces = probes.traces
-        self._prepared = probes.prepare()
+        self._prepared = probes.prepare(reach)
         self._sampler: SamplerProcess | None = None
         self.complaints: list[dict[str, str]] = []  # doubts
 
@@ -42,6 +43,11 @@ class Watching:
     def trace_prefix(self) -> str:
         """What the trace ids of this run begin with; '' when nobody listens for spans."""
         return self._prepared.prefix
+
+    @property
+    def agents(self) -> list[dict[str, Any]]:
+        """What each agent said of its machine, for the manifest."""
+        return self._prepared.agents
 
     @property
     def where(self) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
+import json
 import socket
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +13,13 @@ from urllib.parse import urlsplit
 
 from whywait.errors import UsageError
 from whywait.net.endpoint import read_key
-from whywait.net.reach import is_loopback
+from whywait.net.reach import Reach, is_loopback
+from whywait.probe.agent import FACTS
+from whywait.probe.dcgm import DcgmPage
+from whywait.probe.pages import Fetcher
 from whywait.probe.spans import new_prefix
 
+FIRST_S = 5.0  # patience with the first answer
 OTLP_TOKEN, AGENT_TOKEN = "WHYWAIT_SAMPLER_OTLP_TOKEN", "WHYWAIT_SAMPLER_AGENT_TOKEN"  # names of variables
 
 
@@ -33,22 +39,33 @@ class Probes:
     def traces(self) -> bool:
         return bool(self.otlp_listen or self.otlp_grpc)
 
-    def prepare(self) -> Prepared:
-        """Open what listens, so that a port in use is said before anything is measured.
+    def prepare(self, reach: Reach | None = None) -> Prepared:
+        """Open what listens and ask once what answers, so that a port in use or a wrong URL is said before anything is
+        measured. Of ``reach`` the authorities and the proxy are used, not the headers.
 
         Raises:
             UsageError: an address or a URL cannot be used, or a port that others can reach has no token.
         """
         out = Prepared()
-        for url in (*self.gpu_urls, *self.agents):
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise UsageError(f"{url!r} is not an http URL", "such as http://host:9400/metrics")
+        plain = dataclasses.replace(reach or Reach(), headers=())
         out.settings.update(gpu_urls=self.gpu_urls, agents=self.agents)
+        for url in self.gpu_urls:
+            if not DcgmPage("", Fetcher(_http(url), {}, FIRST_S, plain)).read(
+                _page("--gpu-metrics-url", url, {}, plain)
+            ):
+                raise UsageError(f"--gpu-metrics-url {url} has no DCGM figures", "give the exporter's /metrics")
+        token = None
         if self.agent_token_file:
-            out.env[AGENT_TOKEN] = read_key(self.agent_token_file) or ""
+            token = out.env[AGENT_TOKEN] = read_key(self.agent_token_file) or ""
             out.settings["agent_token_env"] = AGENT_TOKEN
-        if not self.traces:
-            return out
+        for url in self.agents:
+            own = {"Authorization": f"Bearer {token}"} if token else {}
+            out.agents.append(_facts(url, _page("--agent", url.rstrip("/") + FACTS, own, plain)))
+        if self.traces:
+            self._listen(out)
+        return out
+
+    def _listen(self, out: Prepared) -> None:
         if self.otlp_token_file:
             out.env[OTLP_TOKEN] = read_key(self.otlp_token_file) or ""
             out.settings["otlp_token_env"] = OTLP_TOKEN
@@ -65,7 +82,6 @@ class Probes:
             listen_on(host, port).close()
             out.settings["otlp_grpc"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         out.settings["trace_prefix"] = new_prefix()
-        return out
 
 
 @dataclass
@@ -75,6 +91,7 @@ class Prepared:
     settings: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     listening: socket.socket | None = None
+    agents: list[dict[str, Any]] = field(default_factory=list)  # what each agent says of its machine
 
     @property
     def prefix(self) -> str:
@@ -92,6 +109,32 @@ class Prepared:
         if self.listening is not None:
             self.listening.close()
             self.listening = None
+
+
+def _http(url: str) -> str:
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise UsageError(f"{url!r} is not an http URL", "such as http://host:9400/metrics")
+    return url
+
+
+def _page(flag: str, url: str, headers: dict[str, str], reach: Reach) -> str:
+    fetcher = Fetcher(_http(url), headers, FIRST_S, reach)
+    body = fetcher.get()
+    fetcher.close()
+    if body is None:
+        hint = "--agent-token-file, with the agent's token" if "401" in fetcher.why else "is it running there?"
+        raise UsageError(f"{flag} {url} does not answer ({fetcher.why})", hint)
+    return body.decode("utf-8", "replace")
+
+
+def _facts(url: str, body: str) -> dict[str, Any]:
+    try:
+        machine = json.loads(body)["machine"]
+    except (ValueError, KeyError, TypeError):
+        machine = None
+    if not isinstance(machine, dict):
+        raise UsageError(f"--agent {url} is no 'whywait agent'", "start one there: whywait agent --listen HOST:PORT")
+    return machine
 
 
 def address(text: str, flag: str, token: bool) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -77,6 +78,13 @@ def sources_of(config: Config, groups: Groups) -> list[Source]:
         from whywait.probe.dcgm import DcgmPage
 
         out.append(DcgmPage(f"gpu/{i}", fetcher(url, headers, config.timeout_s, reach, config.home)))
+    token = config.secret(config.agent_token_env)
+    for i, url in enumerate(config.agents):
+        from whywait.probe.agent import READINGS, AgentPage
+
+        own = {"Authorization": f"Bearer {token}"} if token else {}
+        alone = dataclasses.replace(reach, headers=())  # what the service is told is none of the agent's business
+        out.append(AgentPage(f"agent/{i}", Fetcher(url.rstrip("/") + READINGS, own, config.timeout_s, alone)))
     return out
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from whywait import app
+from whywait import app, observing
 from whywait.core.schedule import SLO_KEYS, Lengths, Workload, parse_stages
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
 from whywait.judge.diagnose import failures, tally
@@ -23,6 +23,8 @@ from whywait.net.reach import Reach, parse_header
 from whywait.report import live, probe, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
+from whywait.verbs import reading
+from whywait.verbs.probes import probes_of
 
 #: Prompt and output tokens of diagnose: short enough on the embedded engine that three minutes hold many requests.
 DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
@@ -53,6 +55,8 @@ def diagnose(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
     budget = duration(args.budget, "--budget")
     _writable(args.report)
+    if args.last:
+        return past(args, gates)
     if args.slots and (args.url or args.launch):
         raise UsageError("--slots is for the embedded engine", "leave it out: the service has its own limit")
     with _service(args, embedded_slots=args.slots or 4) as engine:
@@ -69,6 +73,21 @@ def diagnose(args: argparse.Namespace) -> int:
         app.write_report(result, report)
         stderr(f"report: {report}")
         return code
+
+
+def past(args: argparse.Namespace, gates: list[Gate]) -> int:
+    """``diagnose --prometheus URL --last 1h``: nothing is sent."""
+    reading.engine_file(args)
+    source = reading.prometheus(args, _reach(args))
+    if source is None or args.url or args.launch:
+        raise UsageError("--last reads the past from --prometheus, and from nothing else", "leave the URL out")
+    seconds = duration(args.last, "--last")
+    result = observing.past(source, seconds, slo(args.slo), args.out, _command(args))
+    code = _finish(args, result, gates, judged_only=True)
+    report = Path(args.report) if args.report else result.directory / "report.html"
+    app.write_report(result, report)
+    stderr(f"report: {report}")
+    return code
 
 
 def show(args: argparse.Namespace) -> int:
@@ -104,6 +123,7 @@ def _measure(args: argparse.Namespace, loads: list[app.Load]) -> int:
 @contextlib.contextmanager
 def _service(args: argparse.Namespace, embedded_slots: int | None = None) -> Iterator[Engine | None]:
     """The service to measure: a URL as it is, or an engine started for this and stopped after it."""
+    reading.engine_file(args)
     if args.launch:
         with app.command(args.launch, url=args.url) as e:
             yield e
@@ -135,7 +155,10 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         processes=getattr(args, "processes", 1),
         command=_command(args),
         reach=_reach(args),
+        metrics_urls=tuple(args.metrics_url),
+        prometheus=reading.prometheus(args, _reach(args)),
         body=_body(args.body),
+        probes=probes_of(args),
     )
 
 
