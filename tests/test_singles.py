@@ -140,3 +140,19 @@ def test_lengths_group_what_came_out_alike() -> None:
 def test_a_curve_needs_lengths() -> None:
     x = np.repeat([100.0, 200.0], 20)
     assert curve(x, x, np.arange(40.0), np.random.default_rng(1)) is None
+
+
+def test_an_answer_of_one_token_without_text_ends_with_its_token() -> None:
+    run = Probed(Truth(), 1).run(4)
+    bare = run.requests["output_tokens"] == 1
+    blind = run.requests.replace(first_ns=np.where(bare, np.nan, run.requests["first_ns"]))
+    mute = type(run)(run.manifest, run.points, blind, run.chunks, run.steps, run.readings)
+    assert figures(mute)["prefill"] == figures(run)["prefill"]
+    assert figures(mute)["long_neighbour"] == figures(run)["long_neighbour"]
+
+
+def test_several_tokens_to_a_chunk_do_not_make_a_step_longer() -> None:
+    run = Probed(Truth(outliers=0.0), 1).run(5)
+    packed = run.requests.replace(content_chunks=np.maximum(1.0, run.requests["output_tokens"] // 2))
+    f = figures(type(run)(run.manifest, run.points, packed, run.chunks, run.steps, run.readings))
+    assert f["decode"]["fixed_ms"]["value"] == pytest.approx(8.0, rel=0.15)

@@ -140,6 +140,16 @@ def _flags_agent(p: argparse.ArgumentParser) -> None:
     p.add_argument("--pid", type=_positive, action="append", default=[], metavar="N", help="or these, with children")
 
 
+def _flags_probe(p: argparse.ArgumentParser) -> None:
+    _service(p)
+    p.add_argument("--budget", default="60s", metavar="TIME", help="probe for about this long (default 1m)")
+    p.add_argument("--longest", type=_positive, default=4096, metavar="N", help="prompt tokens at most (default 4096)")
+    p.add_argument("--seed", type=int, default=1, help="of texts and order (default 1)")
+    # Its requests are its own.
+    p.set_defaults(workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None)
+    _kept(p)
+
+
 def _flags_engine(p: argparse.ArgumentParser) -> None:
     p.add_argument("action", choices=["start", "stop", "status", "list"])
     p.add_argument("name", nargs="?", help="name of the engine (default: default)")

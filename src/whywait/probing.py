@@ -174,6 +174,8 @@ def _rounds(s: Session, plan: Plan, deadline: float, say: Say) -> None:
         ]
         rng.shuffle(points)
         for what, rows in points:
+            if number and time.monotonic() > deadline:  # the service has become slower
+                return
             beside = what == BESIDE
             load = app.Load("trace" if beside else "concurrency", 2 if what != SINGLES else 1)
             if not s.drive(_schedule(s, rows), dataclasses.replace(load, label=f"round {number + 1}: {what}")):
@@ -187,17 +189,15 @@ def _rounds(s: Session, plan: Plan, deadline: float, say: Say) -> None:
 
 def _schedule(s: Session, rows: Sequence[Row]) -> Schedule:
     names = tuple(dict.fromkeys(r.name for r in rows))
-    columns = {
-        "id": range(s.next_id, s.next_id + len(rows)),
-        "klass": [names.index(r.name) for r in rows],
-        "prompt_tokens": [r.prompt for r in rows],
-        "output_tokens": [r.output for r in rows],
-        "due_ns": [r.due_ns for r in rows],
-    }
-    arrays = {k: np.array(v, dtype=np.int64) for k, v in columns.items()}
+    ids = np.arange(s.next_id, s.next_id + len(rows), dtype=np.int64)
+    klass, prompt, output, due = (
+        np.array(column, dtype=np.int64)
+        for column in ([names.index(r.name) for r in rows], [r.prompt for r in rows], [r.output for r in rows],
+                       [r.due_ns for r in rows])
+    )  # fmt: skip
     shared = any(r.block >= 0 for r in rows)
     blocks = tuple((r.block,) if r.block >= 0 else () for r in rows) if shared else ()
-    return Schedule(**arrays, class_names=names, blocks=blocks)
+    return Schedule(ids, klass, prompt, output, due, names, blocks=blocks)
 
 
 def _told(run: Run, shook: list[tuple[float | None, float | None]], plan: Plan | None) -> Run:

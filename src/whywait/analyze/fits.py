@@ -71,6 +71,12 @@ def lengths_of(x: Array) -> list[Array]:
     return [group == g for g in range(int(group.max()) + 1)]
 
 
+def scaled(e: Estimate, by: float) -> Estimate:
+    """The estimate in another unit; ``by`` is above 0."""
+    value, lo, hi = (None if v is None else v * by for v in e[:3])
+    return Estimate(value, lo, hi, e.n)
+
+
 def ratio(values: Array) -> Estimate:
     """The typical value of positive ratios: geometric mean, with Student's t on their logarithms.
 
@@ -95,7 +101,7 @@ def _fitted(x: Array, y: Array, order: Array, degree: int, rng: np.random.Genera
     unit = float(x.max())
     design = np.stack([(x / unit) ** k for k in range(degree + 1)], axis=1)
     estimates, line = _robust(design, y, _spread(x, y), rng)
-    coef = tuple(Estimate(*(None if v is None else v / unit**k for v in e[:3]), e.n) for k, e in enumerate(estimates))
+    coef = tuple(scaled(e, unit**-k) for k, e in enumerate(estimates))
     line = np.maximum(line, 1e-300)
     off = y / line - 1
     noise = MAD * float(np.median(np.abs(off)))

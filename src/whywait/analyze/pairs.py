@@ -26,6 +26,13 @@ def points_of(run: Run, *endings: str) -> list[int]:
     return [p for p, label in labels if label and label.endswith(endings)]
 
 
+def first_or_end_ns(requests: Table) -> Array:
+    """The first token; of an answer of one token without any text (a special token, half a character) its end."""
+    bare = np.isnan(requests["first_ns"]) & ((requests["output_tokens"] == 1) | (requests["asked_output_tokens"] == 1))
+    out: Array = np.where(bare, requests["end_ns"], requests["first_ns"])
+    return out
+
+
 def second_stream(run: Run) -> dict[str, Any]:
     """``kind``: ``serialised`` (the second waits until the first has ended), ``free``, ``batched``, ``in turn``, or
     ``shared`` (batched or free)."""
@@ -130,7 +137,8 @@ def _long_kind(worst: Estimate, total: Estimate, stalls: Array, queued: int, sho
 
 
 def _both(run: Run, point: int, one: str, other: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    rows = run.requests.where((run.requests["point"] == point) & (run.requests["outcome"] == OK)).rows()
+    mine = run.requests.where((run.requests["point"] == point) & (run.requests["outcome"] == OK))
+    rows = mine.replace(first_ns=first_or_end_ns(mine)).rows()
     rows = sorted((r for r in rows if r["first_ns"] is not None), key=lambda r: (r["class"] != one, r["first_ns"]))
     if [r["class"] for r in rows] != [one, other]:
         return None
@@ -161,7 +169,7 @@ def _nearest(singles: list[tuple[int, float, float]], point: int) -> tuple[float
 def _alone(prompts: Table, b: dict[str, Any]) -> float | None:
     """TTFT of such a long prompt when nothing else runs, ns."""
     like = prompts.where(prompts["asked_prompt_tokens"] == b["asked_prompt_tokens"])
-    return float(np.median(like["first_ns"] - like["sent_ns"])) if len(like) else None
+    return float(np.median(first_or_end_ns(like) - like["sent_ns"])) if len(like) else None
 
 
 def _ttft(r: dict[str, Any]) -> float:

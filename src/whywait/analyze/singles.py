@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze import pairs
-from whywait.analyze.fits import Curve, curve, lengths_of, ratio
+from whywait.analyze.fits import Curve, curve, lengths_of, ratio, scaled
 from whywait.analyze.stats import Estimate, percentile
 from whywait.analyze.trust import foreign
 from whywait.core.columns import OUTCOMES
@@ -74,17 +74,20 @@ def of_class(run: Run, name: str) -> Table:
 
 def ttft_ms(requests: Table) -> Array:
     """Sent to first token, without the time to open a connection."""
-    out: Array = (requests["first_ns"] - requests["sent_ns"] - np.nan_to_num(requests["connect_ns"])) / NS_PER_MS
+    late = np.nan_to_num(requests["connect_ns"])
+    out: Array = (pairs.first_or_end_ns(requests) - requests["sent_ns"] - late) / NS_PER_MS
     return out
 
 
 def step_ms(requests: Table) -> Array:
-    """Mean time per token after the first chunk; where the service counts no tokens, per chunk. NaN below 4 chunks."""
+    """Mean time per token after the first chunk; where the service counts no tokens, per chunk. NaN below 4 chunks.
+
+    Where tokens come several to a chunk and nobody says how many, the first chunk is taken to hold as many as the rest.
+    """
     chunks = requests["content_chunks"]
     n = np.where(np.isnan(requests["output_tokens"]), chunks, requests["output_tokens"])
-    first = np.where(
-        np.isnan(requests["first_chunk_tokens"]), np.maximum(1, n - chunks + 1), requests["first_chunk_tokens"]
-    )
+    told = requests["first_chunk_tokens"]
+    first = np.where(np.isnan(told), np.maximum(1.0, n / np.maximum(chunks, 1)), told)
     after = np.where((chunks >= 4) & (n > first), n - first, np.nan)
     out: Array = (requests["last_ns"] - requests["first_ns"]) / NS_PER_MS / after
     return out
@@ -107,7 +110,7 @@ def context_of(requests: Table) -> Array:
 
 def estimate(e: Estimate, scale: float = 1.0, known: bool | None = None, why: str = "") -> dict[str, Any]:
     """An estimate for JSON. ``known``: whether it may be relied on; by default when its interval excludes 0."""
-    value, lo, hi = (None if v is None else v * scale for v in e[:3])
+    value, lo, hi, _ = scaled(e, scale)
     if known is None:
         known = lo is not None and lo > 0
     state = "holds" if known else "undecided"
@@ -163,7 +166,8 @@ def _cache(named: dict[str, Table], line: Curve | None) -> dict[str, Any]:
     for name in ("again", "later"):
         kept = 1 - np.array([v for _, v in _repeats(first, named[name])], dtype=float)
         left = ratio(1 - kept)
-        saved = Estimate(*(None if v is None else 1 - v for v in (left.value, left.hi, left.lo)), left.n)
+        value, lo, hi = (None if v is None else 1 - v for v in (left.value, left.hi, left.lo))
+        saved = Estimate(value, lo, hi, left.n)
         out[f"saved_{name}"] = saved._asdict()
     cached = np.concatenate([named[n]["cached_tokens"] for n in ("again", "later")])
     cached = cached[~np.isnan(cached)]
