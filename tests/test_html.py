@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import re
 import shutil
@@ -23,7 +24,10 @@ from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.judge.diagnose import headline, judge
 from whywait.report import svg
-from whywait.report.html import MOST_REQUESTS, render
+from whywait.report.html import render
+from whywait.report.neighbours import beside, focus
+from whywait.report.per_request import MOST_REQUESTS
+from whywait.report.text import console, print_result
 
 MB = 1_000_000
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -154,14 +158,28 @@ def test_an_ordinary_run_has_every_part():
     summary = analysed(run)
     found = checked(render(run, summary))
     assert found.words["h1"] == [summary["headline"]]
-    assert found.words["h2"] == ["Verdicts", "Against load", "All figures", "Latency distributions",
-                                 "Timeline of requests", "Doubts", "Definitions", "To repeat it"]  # fmt: skip
+    heads = (
+        "Verdicts, Against load, Who waits for what, All figures, Latency distributions, Timeline of requests, Doubts"
+    )
+    assert found.words["h2"] == [*heads.split(", "), "Definitions", "To repeat it"]
     assert len(found.all("article")) == len(summary["verdicts"])
     assert {a["aria-labelledby"] for a in found.all("figure")} == {
-        f"{k}-h" for k in ("phases", "occupancy", "curve-ttft", "curve-e2e", "ecdf-ttft", "ecdf-tpot", "ecdf-e2e")
+        f"{k}-h"
+        for k in (
+            "phases",
+            "occupancy",
+            "curve-ttft",
+            "curve-e2e",
+            "ecdf-ttft",
+            "ecdf-tpot",
+            "ecdf-e2e",
+            "bands-e2e",
+            "bands-ttft",
+        )
     }
-    assert len(found.all("svg", role="img")) == 7 + 5  # the charts, and a timeline of each point
-    assert len(found.all("table")) >= 7 + 5 + 3
+    # The charts, a timeline of each point, and one of a request for the least, the knee, the most load and the other.
+    assert len(found.all("svg", role="img")) == 9 + 5 + 4
+    assert len(found.all("table")) >= 9 + 5 + 4 + 3
     for words in ("4 ◂", "16 ◆", "SLO 200 ms", "KV space in use, %", "whywait diagnose --budget '3 m'", "smol",
                   "definitions 1", "The client's own floor was not measured."):  # fmt: skip
         assert words in found.text, words
@@ -342,6 +360,56 @@ def test_chromium_opens_the_page_without_complaint(tmp_path: Path):
         pytest.skip("chromium did not answer within two minutes")
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr, done.stderr
-    assert done.stdout.count('role="img"') == 7 + 5
+    assert done.stdout.count('role="img"') == 9 + 5 + 4
     assert re.search(r"</footer>\s*</body></html>", done.stdout)
     assert len(re.findall(r"<(\w+)", done.stdout)) == len(re.findall(r"<(\w+)", report.read_text(encoding="utf-8")))
+
+
+def _mixed():
+    """Short requests whose decode a long prompt holds up: every eighth has a prefill of 200 ms, in which all stand."""
+    rows, chunks = [], []
+    t = S
+    for i in range(40):
+        long = i % 8 == 4
+        first = t + (200 if long else 20) * MS
+        gaps = [20] * 20
+        if i % 8 == 3:
+            gaps[5] = 220
+        times = [first + int(v) * MS for v in np.cumsum([0, *gaps])]
+        rows.append({"sent_ns": t, "first_ns": first, "last_ns": times[-1], "end_ns": times[-1], "rtt_ns": 0,
+                     "connect_ns": 0, "engine_prefill_ms": 200.0 if long else 20.0, "engine_queue_ms": 0.0,
+                     "class": "long" if long else "short", "output_tokens": 21, "content_chunks": 21,
+                     "prompt_tokens": 4000 if long else 64})  # fmt: skip
+        chunks += [{"id": i, "t_ns": v} for v in times]
+        t += 120 * MS if i % 8 == 3 else 450 * MS
+    return make_run(rows, chunks)
+
+
+def test_the_slowest_and_the_classes_have_bars_of_their_own():
+    found = page(_mixed())
+    assert "by-class-h" in {a["aria-labelledby"] for a in found.all("figure")}
+    assert "stalled decode (neighbour's prefill)" in found.text
+    for words in ("p0-50", "p99+", "What each class waits for", "What requests wait for, by quantile of TTFT"):
+        assert words in found.text, words
+
+
+def test_the_p99_request_is_shown_with_whom_its_tokens_waited_for():
+    run = _mixed()
+    row = focus(run, np.ones(40, dtype=bool))
+    taken = (run.requests["end_ns"] - run.requests["sent_ns"])[row]
+    assert taken == (run.requests["end_ns"] - run.requests["sent_ns"]).max()
+    assert row % 8 == 3
+    assert row + 1 in beside(run, row)
+    far = make_run(
+        [{"sent_ns": 0, "end_ns": 9}, {"sent_ns": 5, "end_ns": 20, "replica": 1}, {"sent_ns": 9, "end_ns": 12}]
+    )
+    assert beside(far, 0) == []
+
+
+def test_the_terminal_shows_the_bands_too():
+    out = io.StringIO()
+    print_result(analysed(_mixed()), [], "runs/x", console(out))
+    text = out.getvalue()
+    assert "what the slowest wait for" in text
+    assert re.search(r"p99\+ +1 ", text)
+    assert "stalled decode" in text

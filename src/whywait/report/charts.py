@@ -21,8 +21,6 @@ from whywait.units import ms, number, percent
 MOST_ROWS = 24  # points drawn in a chart; the tables have all
 VISIBLE = 0.002  # a smaller share of a bar is not drawn
 BEHIND = "Figures behind this chart"
-DEVICE = {**DEVICE_NAMES, "communication": "communication", "idle_kv_blocked": "idle, no KV space",
-          "throttled": "throttled"}  # fmt: skip
 _ROW, _BAR = 27, 18
 _Point = dict[str, Any]
 
@@ -41,7 +39,7 @@ class _Stack(NamedTuple):
 _PHASES = _Stack("phases", "What requests wait for", PHASE_NAMES, {k: k for k in PHASE_NAMES},
                  ("share of request time", 0.61, "mean time"), 0.56)  # fmt: skip
 _DEVICE = _Stack(
-    "occupancy", "What the device does", DEVICE,
+    "occupancy", "What the device does", DEVICE_NAMES,
     {"prefill_busy": "prefill", "decode_busy": "decode", "communication": "network", "idle_host": "queue",
      "idle_kv_blocked": "kv", "throttled": "throttled", "unknown": "unknown", "idle_no_work": "idle"},
     ("share of device time", 1, "busy, bounds"), 0.78)  # fmt: skip

@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from whywait.report.model_rows import model_rows
+from whywait.report.text_parts import print_bands
 from whywait.units import ms, number, percent, size
 
 PER_TABLE = 6
@@ -19,7 +21,8 @@ PHASE_NAMES = {"queue": "queue", "prefill": "prefill", "decode": "decode", "stal
                "network": "network", "client": "client", "frontend": "frontend", "tail": "tail",
                "unknown": "not explained"}  # fmt: skip
 DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_work": "idle, no request",
-                "idle_host": "idle, work queued", "unknown": "not explained"}  # fmt: skip
+                "idle_host": "idle, work queued", "idle_kv_blocked": "idle, no KV space", "throttled": "throttled",
+                "communication": "communication", "unknown": "not explained"}  # fmt: skip
 
 
 def console(stream: TextIO | None = None) -> Console:
@@ -36,6 +39,7 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     for v in verdicts:
         _verdict(out, v)
     _tables(out, summary)
+    print_bands(out, summary, PHASE_NAMES)
     _errors(out, points=summary["points"])
     _doubts(out, summary["doubts"])
     if summary["partial"]:
@@ -126,7 +130,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
             rows.append(("    of it, a neighbour's step", _turn))
     rows.append(("the device is in", lambda _p: ""))
     rows += [(f"  {name}", _device(key)) for key, name in DEVICE_NAMES.items()]
-    return rows
+    return [*rows, *model_rows()]
 
 
 def _failures(summary: dict[str, Any]) -> list[str]:
