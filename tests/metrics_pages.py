@@ -163,4 +163,8 @@ class FakePrometheus:
         return 200, "application/json", json.dumps({"status": "success", "data": data}).encode()
 
     def _error(self, said: str) -> Answer:
-        return 422, "application/json", json.dumps({"status": "error", "errorType": "execution", "error": said}).encode()
+        return (
+            422,
+            "application/json",
+            json.dumps({"status": "error", "errorType": "execution", "error": said}).encode(),
+        )

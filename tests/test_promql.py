@@ -97,9 +97,9 @@ def test_its_words_and_its_silence() -> None:
         Prometheus(url).table(T0, T0 + 1)
     with serving(lambda *_: (200, "text/html", b"<html>")) as url, pytest.raises(NotAnEndpoint):
         Prometheus(url).table(T0, T0 + 1)
-    with serving(lambda *_: (400, "application/json", b'{"status":"error","error":"bad \\u0007 query"}')) as url:
-        with pytest.raises(UsageError, match="bad   query"):
-            Prometheus(url).readings(ENGINES["vllm"], (0, S), 0)
+    refusal = b'{"status":"error","error":"bad \\u0007 query"}'
+    with serving(lambda *_: (400, "application/json", refusal)) as url, pytest.raises(UsageError, match="bad   query"):
+        Prometheus(url).readings(ENGINES["vllm"], (0, S), 0)
     assert "geheim" not in repr(Prometheus("http://x", token="geheim-1"))
 
 
@@ -113,7 +113,13 @@ def test_names_asked_for_are_all_that_readings_are_made_of() -> None:
 
 @pytest.mark.parametrize(
     ("text", "want"),
-    [(None, ""), ("", ""), ('job="a"', 'job="a"'), (' {job=~"a|b", ns!="x"} ', 'job=~"a|b", ns!="x"'), ('a="1",', 'a="1"')],
+    [
+        (None, ""),
+        ("", ""),
+        ('job="a"', 'job="a"'),
+        (' {job=~"a|b", ns!="x"} ', 'job=~"a|b", ns!="x"'),
+        ('a="1",', 'a="1"'),
+    ],
 )
 def test_selectors(text: str | None, want: str) -> None:
     assert parse_match(text) == want

@@ -108,7 +108,7 @@ class Watcher:
         self._handlers: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
         self._recorder: Recorder | None = None
-        self._watching = Watching(options.probes)
+        self._watching = Watching(options.probes, options.reach)
         self._target: preflight.Target | None = None
         self._doubts: list[dict[str, str]] = [OUTSIDE]
         self._number = 0

@@ -24,7 +24,7 @@ Span = tuple[int, int]
 LATENCIES = {"ttft_ms": "ttft_seconds", "tpot_ms": "tpot_seconds", "itl_ms": "itl_seconds", "e2e_ms": "e2e_seconds"}
 FULL_KV = 0.95
 UNSTEADY = 0.3  # Little's end-to-end time may differ by this share from that of the requests that ended
-ENOUGH = 20  # requests ended, from which that comparison says something
+ENOUGH = 10  # requests ended, from which that comparison says something
 STALE = 3  # a reading speaks for at most this many usual intervals
 
 
@@ -42,11 +42,20 @@ def rate(run: Run, span: Span) -> tuple[float | None, float | None]:
     return None, None
 
 
-def load(run: Run, span: Span) -> tuple[str, float | None]:
-    """Mode and target for the points table: requests per second where that is known, else requests in flight."""
+def arriving(run: Run, span: Span) -> float | None:
+    """Requests that came per second: those that ended, and those by which running and waiting grew."""
     _, per_s = rate(run, span)
-    if per_s is not None:
-        return "rate", _short(per_s)
+    if per_s is None:
+        return None
+    grew = [g.slope_per_s or 0.0 for name in ("running", "waiting") if (g := _gauge(run, name, span)) is not None]
+    return max(per_s + sum(grew), 0.0)
+
+
+def load(run: Run, span: Span) -> tuple[str, float | None]:
+    """Mode and target for the points table: requests that came per second where that is known, else those in flight."""
+    came = arriving(run, span)
+    if came is not None:
+        return "rate", _short(came)
     parts = [g.mean for g in (_gauge(run, name, span) for name in ("running", "waiting")) if g is not None]
     return "concurrency", _short(sum(parts)) if parts else None
 
@@ -55,7 +64,8 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
     """What takes the place of a point's own figures in the summary, and the doubts about it.
 
     Besides the keys of ``analyze.summary`` there is ``passive``: ``requests`` (ended in the window, None unknown),
-    ``active`` (whether any was in work), ``in_flight`` (mean), ``replicas`` and ``engine`` (steps, batch, tokens).
+    ``arriving_per_s``, ``active`` (whether any was in work), ``in_flight`` (mean), ``replicas`` and ``engine`` (steps,
+    batch, tokens).
     """
     ended, per_s = rate(run, span)
     states = _states(run, span, per_s)
@@ -73,6 +83,7 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
         "occupancy": _devices(run, span, states),
         "passive": {
             "requests": None if ended is None else round(ended),
+            "arriving_per_s": arriving(run, span),
             "active": bool(in_flight or ended),
             "in_flight": in_flight,
             "replicas": replicas(run, span),

@@ -52,7 +52,8 @@ def _verdict(v: Any) -> list[RenderableType]:
 
 def _load(p: dict[str, Any]) -> Text:
     own, engine = p["passive"], p["passive"]["engine"]
-    facts = [("requests/s", number(p["requests_per_s"])), ("in flight", number(own["in_flight"])),
+    facts = [("arriving/s", number(own["arriving_per_s"])), ("ended/s", number(p["requests_per_s"])),
+             ("in flight", number(own["in_flight"])),
              ("queued", number(p["queue"])), ("batch", number(engine["batch"])),
              ("KV space", percent(p["kv_use"])), ("output tokens/s", number(p["output_tokens_per_s"])),
              ("steps/s", number(engine["steps_per_s"])), ("cached", percent(p["cached_share"])),
@@ -79,7 +80,7 @@ def _bar(title: str, parts: dict[str, Any], names: dict[str, str], what: str) ->
 def _latencies(p: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
     for name in ("in the engine", "mean", "p50", "p95", "p99", "requests"):
-        table.add_column(name, justify="left" if name == "in the engine" else "right")
+        table.add_column(name, justify="left" if name == "in the engine" else "right", no_wrap=True)
     for key, name in (("ttft_ms", "TTFT"), ("itl_ms", "gap"), ("tpot_ms", "TPOT"), ("e2e_ms", "end to end")):
         found = p[key]
         if found["n"]:
@@ -93,7 +94,10 @@ def _between(found: dict[str, Any], q: str) -> str:
     low, high = found["ci"][q]
     if low is None:
         return "–"
-    return f"{ms(low)} … {ms(high)}" if high is not None else f"> {ms(low)}"
+    if high is None:
+        return f"> {ms(low)}"
+    unit, name = (1e3, "s") if high >= 1000 else (1.0, "ms")
+    return f"{low / unit:.3g}–{high / unit:.3g} {name}"
 
 
 def _replicas(p: dict[str, Any]) -> RenderableType:
