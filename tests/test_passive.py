@@ -194,3 +194,23 @@ def test_an_unread_service_is_undecided() -> None:
     run = watched()
     [verdict] = judge(run, summarize(run))
     assert verdict.state == "undecided"
+
+
+def test_spans_of_others_tell_each_request() -> None:
+    """18 quick requests and two that queued: the mean, and what the slowest tenth waits for."""
+    rows = []
+    for k in range(20):
+        queue = 900.0 if k >= 18 else 0.0
+        told = {"queue_ms": queue, "prefill_ms": 20.0, "decode_ms": 70.0, "e2e_ms": queue + 100.0, "output_tokens": 8.0}
+        for name, value in told.items():
+            rows += gauge_rows(name, [(k * S, value)], "trace", trace=f"t{k}")
+    got, _ = figures(watched(*loaded(), rows), SPAN)
+    assert got["passive"]["spans"] == 20
+    assert got["phases"]["queue"] == {"ms": 90, "share": pytest.approx(90 / 190), "how": "measured", "causes": {}}
+    assert got["phases"]["unknown"]["ms"] == pytest.approx(10)
+    assert (got["e2e_ms"]["n"], got["e2e_ms"]["p50"]) == (20, 100)
+    assert got["tpot_ms"]["p50"] == 10
+    assert got["passive"]["slowest"]["requests"] == 2
+    assert got["passive"]["slowest"]["shares"]["queue"] == pytest.approx(0.9)
+    few, _ = figures(watched(*loaded(), rows[:20]), SPAN)  # four requests speak for nobody
+    assert few["phases"]["queue"]["how"] == "derived"

@@ -147,6 +147,11 @@ class Watcher:
             self._recorder.close()
         self._stack.close()
 
+    @property
+    def spans_at(self) -> str:
+        """Where the engine's spans are waited for; '' where they are not."""
+        return self._watching.where
+
     def windows(self, every_s: float) -> Iterator[app.Result]:
         """The last window judged, again and again, until it is time to end. Whole windows are kept as they end."""
         o, due = self.options, self._began

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze import traced
 from whywait.analyze.counters import Delta, Gauge, Series, delta, gauge, histogram, quantile, series
 from whywait.analyze.offered import acceptance
 from whywait.analyze.phases import PHASES
@@ -65,7 +66,7 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
 
     Besides the keys of ``analyze.summary`` there is ``passive``: ``requests`` (ended in the window, None unknown),
     ``arriving_per_s``, ``active`` (whether any was in work), ``in_flight`` (mean), ``replicas`` and ``engine`` (steps,
-    batch, tokens).
+    batch, tokens), ``spans`` and ``slowest`` (see ``traced.py``).
     """
     ended, per_s = rate(run, span)
     states = _states(run, span, per_s)
@@ -90,6 +91,10 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
             "engine": _steps(run, span),
         },
     }
+    told = traced.figures(run, span)  # of each request by itself: better than what all have together
+    for key in ("phases", *LATENCIES):
+        out[key] = told.get(key, out[key])
+    out["passive"].update(spans=told.get("spans", 0), slowest=told.get("slowest"))
     return out, doubts
 
 

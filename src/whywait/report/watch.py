@@ -30,6 +30,9 @@ def view(summary: dict[str, Any], verdicts: list[Any], where: str, window_s: flo
     for v in verdicts[:VERDICTS]:
         parts += _verdict(v)
     parts += [Text(), _load(p), Text(), _bar("requests wait for", p["phases"], PHASE_NAMES, "requests")]
+    if slow := p["passive"]["slowest"]:
+        rest = {k: {"share": v, "how": "measured"} for k, v in slow["shares"].items()}
+        parts.append(_bar("the slowest tenth", rest, PHASE_NAMES, "requests"))
     shares = {k: {"share": v, "how": p["occupancy"]["how"][k]} for k, v in p["occupancy"]["shares"].items()}
     parts += [_bar("the device is in", shares, NAMES, "device"), Text(), _latencies(p), Text(), _replicas(p)]
     for d in summary["doubts"]:

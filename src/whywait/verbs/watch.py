@@ -29,6 +29,8 @@ def watch(args: argparse.Namespace) -> int:
     result: app.Result | None = None
     with observing.Watcher(options) as watcher:
         stderr(f"watching {_where(options)}: nothing is sent but requests for its metrics")
+        if watcher.spans_at:
+            stderr(f"spans of the engine are taken at {watcher.spans_at}")
         if moving:
             result = _live(watcher, options)
         else:
