@@ -142,8 +142,9 @@ def point_account(run: Run, point: int, acc: RequestAccount | None = None) -> di
     known = acc.phases[mine].mean(axis=0) / NS_PER_MS
     out: dict[str, dict[str, Any]] = {p: {"ms": float(known[i]), "how": how[p]} for i, p in enumerate(PHASES)}
     out.update({name: {"ms": mean, "how": "derived"} for name, mean in means.items()})
-    if "decode" in means:
-        out["stall"] = {"ms": 0.0, "how": "unknown"}  # inside the engine's decode time
+    if "decode" in means:  # the engine's decode time holds its stalls; what the gaps show of them is taken out
+        out["stall"]["ms"] = min(out["stall"]["ms"], means["decode"])
+        out["decode"]["ms"] -= out["stall"]["ms"]
     inner = ("queue", "prefill", "decode", "stall", "frontend")
     left = available = float(known.sum() - known[CLIENT] - known[NETWORK] - known[TAIL])
     wanted = sum(out[name]["ms"] for name in inner)

@@ -24,6 +24,7 @@ NEIGHBOUR, PREEMPTION, QUOTA, NOISE = (
 )  # fmt: skip
 STALL_FACTOR = 1.5  # a gap beyond this multiple of the typical one is looked at
 VICTIM = 4  # a request pushed out of work is silent for at least this many usual gaps
+FLOWING = 0.3  # streams beside a gap that sent this share of their usual tokens in it were not held up by the same step
 READY_CORES = 0.5  # engine threads ready without a core for this much of an interval are short of cores
 _MIN_GAPS = 8  # fewer gaps than this do not say what is typical of a request; the point's median does
 _COUNTERS = (
@@ -71,7 +72,7 @@ def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Spl
     """
     line, split = parts
     n = len(typical)
-    long = _long(c, g, typical, split.shift)
+    long = _long(c, g, typical, parts)
     left = long.excess.copy()
     by: dict[str, Array] = {}
 
@@ -124,7 +125,9 @@ def _group_median(values: Array, group: Array, n: int) -> tuple[Array, Array]:
     return out, count
 
 
-def _long(c: Content, g: Gaps, typical: Array, shift: Array) -> _Long:
+def _long(c: Content, g: Gaps, typical: Array, parts: tuple[Line, Split]) -> _Long:
+    line, split = parts
+    shift = split.shift
     usual = typical[g.row]
     excess = np.where(g.low > STALL_FACTOR * usual, g.low - usual, 0.0)
     at = np.flatnonzero(excess >= 1)
@@ -137,7 +140,12 @@ def _long(c: Content, g: Gaps, typical: Array, shift: Array) -> _Long:
     times = np.sort(np.rint(c.t).astype(np.int64) + shift[c.row])
     edge = np.rint(np.minimum(usual / 2, (end - begin) / 4)).astype(np.int64)
     inside = np.searchsorted(times, end - edge, "left") - np.searchsorted(times, begin + edge, "right")
-    return _Long(row, begin, end, np.floor(excess[at]).astype(np.int64), usual, chain, inside > 0)
+    first, last = (np.sort((v + shift)[line.has_first]) for v in (line.first, line.last))
+    beside = np.searchsorted(first, begin, "right") - np.searchsorted(last, end, "left") - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flowing = np.maximum(beside, 0) * np.where(usual > 0, (end - begin - 2 * edge) / usual, 0.0)
+    alone = inside > FLOWING * flowing
+    return _Long(row, begin, end, np.floor(excess[at]).astype(np.int64), usual, chain, alone & (inside > 0))
 
 
 def _pushed(run: Run, long: _Long, shift: Array) -> tuple[Array, Array]:
@@ -187,7 +195,8 @@ def _ended_by_first(long: _Long, split: Split) -> Array:
     if not len(long.row):
         return np.zeros(0, dtype=bool)
     usual = np.where(np.isfinite(long.usual), long.usual, 0)
-    slack = np.rint(np.clip(usual / 8, NS_PER_MS, np.maximum(usual / 2, NS_PER_MS))).astype(np.int64)
+    # Half a step, since a first token takes a little longer through the frontend than those that follow.
+    slack = np.rint(np.maximum(usual / 2, NS_PER_MS)).astype(np.int64)
     near = split.guessed.ends_near(long.end, slack)
     any_near = np.zeros(int(long.chain[-1]) + 1, dtype=bool)
     any_near[long.chain[near]] = True
