@@ -71,10 +71,10 @@ def fixed(tokens: float) -> Lengths:
     return Lengths("fixed", tokens)
 
 
-def chat(prompt: float, output: float, shared: float = 0.0, groups: int = 1, cache: str = "cold") -> Workload:
-    """Requests of one kind, of fixed lengths."""
+def chat(prompt: float, output: float, shared: float = 0.0, groups: int = 1, **more: Any) -> Workload:
+    """Requests of one kind, of fixed lengths; ``more`` are fields of the workload."""
     one = RequestClass("default", 1.0, fixed(prompt), fixed(output), shared=shared, groups=groups)
-    return Workload((one,), cache=cache, timeout_s=90.0)
+    return Workload((one,), timeout_s=90.0, **more)
 
 
 def mixed(usual: tuple[float, float], rare: tuple[float, float], share: float) -> Workload:

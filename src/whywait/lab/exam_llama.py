@@ -46,7 +46,7 @@ def _engine() -> Iterator[Case]:
     for slots, load in ((1, 4), (1, 8), (2, 8)):
         yield _case(f"slots-{slots}-of-{load}", "slot limit", "slot limit", settings={"slots": slots},
                     points=closed(load), base=base)  # fmt: skip
-    for tokens in (512, 896):  # eight requests need 1,280
+    for tokens in (640, 896):  # eight requests need 1,350
         yield _case(f"kv-{tokens}", "kv space", "kv space", workload=chat(64, 96), points=closed(8), base=base,
                     settings={"slots": 8, "kv_unified": True, "extra": {"n_ctx": tokens}})  # fmt: skip
     off = {"slots": 4, "cache_prompt": False}
@@ -58,8 +58,9 @@ def _engine() -> Iterator[Case]:
         yield _case(f"thrash-{groups}", "prefix-cache thrash", "prefix-cache thrash",
                     workload=chat(420, 8, shared=0.9, groups=groups), symptoms=("compute-bound prefill",),
                     base="llama-base-shared")  # fmt: skip
-    tiny = {"slots": 4, "ctx_per_slot": 8192, "synthetic": "tiny"}
-    for words in (1200, 1800):
+    # The eight prompts of a warm cache each have a slot, so that nothing of them is computed but the last token.
+    tiny = {"slots": 8, "ctx_per_slot": 8192, "synthetic": "tiny"}
+    for words in (3000, 7000):
         yield _case(f"tokenise-{words}", "tokenisation", "host CPU", settings=tiny, points=closed(4, 10, 4),
                     workload=chat(words, 1, cache="warm"), base="llama-base")  # fmt: skip
     for most in (4, 12):

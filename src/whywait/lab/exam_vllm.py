@@ -55,10 +55,12 @@ def _engine() -> Iterator[Case]:
                     workload=chat(1200, 12, shared=0.9, groups=groups), points=closed(2),
                     symptoms=("compute-bound prefill", "kv space"), base="vllm-base-shared")  # fmt: skip
     draft = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
-    for most in (4, 8):
-        yield _case(f"draft-{most}", "a draft that never agrees", "poor speculation",
-                    settings={**USUAL, "--speculative-config": {**draft, "num_speculative_tokens": most}},
-                    points=closed(4), base="vllm-base")  # fmt: skip
+    for most in (4, 8):  # at temperature 1 random weights say every letter alike; at 0 they go in circles
+        settings = {**USUAL, "--speculative-config": {**draft, "num_speculative_tokens": most}}
+        yield _case(f"draft-{most}", "a draft that never agrees", "poor speculation", settings=settings,
+                    workload=chat(64, 48, temperature=1.0), points=closed(4), base="vllm-draft-agrees")  # fmt: skip
+    yield _case("draft-agrees", "", (*HEALTHY, "host CPU"), settings=settings, points=closed(4),
+                symptoms=BESIDE)  # fmt: skip
     queued = {"--max-num-seqs": 2, "--max-num-queued-reqs": 2}
     yield _case("shed-own", "load shedding by the engine", "load shedding", settings=queued, points=opened(15.0, 12),
                 base="vllm-base-rate")  # fmt: skip
