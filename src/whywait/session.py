@@ -355,7 +355,7 @@ class Session:
 
 
 #: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.
-KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body")
+KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body", "metrics_urls")
 
 
 def _journey(o: Options) -> dict[str, Any]:
