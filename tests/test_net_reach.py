@@ -101,6 +101,15 @@ def test_own_authority(pki: Path, stub: Any) -> None:
             find(parse_url(url), None)
 
 
+def test_the_handshake_is_a_part_of_connecting(pki: Path, stub: Any) -> None:
+    with Relay(stub.stub.server.port, server_tls(pki)) as relay:
+        facts = ask(f"https://127.0.0.1:{relay.port}", ca=str(pki / "ca.pem"))
+    assert 0 < facts["tls_ns"] <= facts["connect_ns"]
+    plain = ask(stub.url)
+    assert plain["tls_ns"] is None
+    assert plain["connect_ns"] > 0
+
+
 def test_insecure_is_possible_and_said(pki: Path, stub: Any) -> None:
     with Relay(stub.stub.server.port, server_tls(pki)) as relay:
         url = f"https://127.0.0.1:{relay.port}"

@@ -193,7 +193,8 @@ def test_receiver_takes_all_forms(receiver: Receiver, tmp_path: Path) -> None:
     assert receiver.requests == 3
     rows = read_spool(tmp_path / "spool")
     assert [r["value"] for r in rows if r["name"] == "e2e_ms"] == [1500, 1500, 500, 1500]
-    assert {r["source"] for r in rows} == {"trace"}
+    assert {r["source"] for r in rows if not r["name"].startswith("cpu")} == {"trace"}
+    assert next(r for r in rows if r["name"] == "cpu_seconds_total")["labels"] == '{"source":"trace"}'
     assert "secret" not in (tmp_path / "spool").read_text()
 
 

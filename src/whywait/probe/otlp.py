@@ -12,6 +12,7 @@ import io
 import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,7 @@ from typing import Any
 import orjson
 
 from whywait.probe import Row
+from whywait.probe.prometheus import label_json
 from whywait.probe.spans import SOURCE, Span, figures, rows_of, unmeasured
 from whywait.probe.spool import Spool
 
@@ -196,6 +198,7 @@ class Receiver:
         self.ours: set[str] = set()  # traces with our prefix
         self._named: set[str] = set()  # others with a request id
         self.spans = self.dropped = self.refused = 0
+        self._cpu_s = 0.0
         self._server: _Quiet | None = None
         self._grpc: Any = None
 
@@ -231,6 +234,14 @@ class Receiver:
 
     def _keep(self, request: str | None) -> bool:
         return request is not None and (request in self._named or len(self._named) < MOST_STRANGERS)
+
+    def cost(self, cpu_s: float) -> None:
+        """Note the CPU time an export took us."""
+        with self._lock:
+            self._cpu_s += cpu_s
+            now = self._now()
+            labels = label_json({"source": SOURCE})
+            self._spool.write(now, now, "sampler", [("cpu_seconds_total", labels, round(self._cpu_s, 6))])
 
     def refuse(self) -> None:
         """Note an export that could not be read: what was in it is lost, and that is a reading."""
@@ -273,6 +284,11 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
         timeout = IDLE_S
 
         def do_POST(self) -> None:
+            began = time.thread_time()
+            self._take()
+            receiver.cost(time.thread_time() - began)
+
+        def _take(self) -> None:
             size = self.headers.get("Content-Length") or ""
             if not size.isdigit() or int(size) > MAX_BODY:
                 self.close_connection = True  # the body is not read
