@@ -17,6 +17,8 @@ from whywait.cli import main
 from whywait.core.run import Run
 from whywait.errors import EngineDied, UsageError
 from whywait.judge.verdict import Verdict
+from whywait.judge.vocabulary import CAUSES
+from whywait.lab import faults
 from whywait.lab.exam import Case, Point, by_name, cases, chat, closed
 from whywait.lab.exam_model import SIZES, write_model
 from whywait.lab.faults import FAULTS
@@ -39,9 +41,7 @@ def test_there_are_enough_cases_on_two_engines() -> None:
 
 
 def test_every_cause_has_its_name_from_the_vocabulary() -> None:
-    vocabulary = pytest.importorskip("whywait.judge.vocabulary")
-    known = set(next(v for v in vars(vocabulary).values() if isinstance(v, dict) and "slot limit" in v))
-    assert {c for case in CASES for c in (*case.accepted, *case.symptoms)} <= known
+    assert {c for case in CASES for c in (*case.accepted, *case.symptoms)} <= set(CAUSES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -142,11 +142,15 @@ def test_recording_keeps_the_run_resumes_and_tells_the_judge_nothing(
 
     monkeypatch.setattr(exam, "_engine", engine)
     monkeypatch.setattr(exam, "cpu_split", lambda: ((), ()))
+    looks = iter([0.9, 0.1, 0.0])
+    monkeypatch.setattr(faults, "busy_share", lambda _: next(looks))
+    monkeypatch.setattr(exam.time, "sleep", lambda _: None)
     assert exam.record([good, bad], tmp_path, say=lambda _: None) == ["bad"]
     assert starts == ["good"]  # one start for both
     assert [p.name for p in tmp_path.iterdir()] == ["good"]
     note = json.loads((tmp_path / "good" / exam.NOTE).read_text())
     assert "429" in note["put"]
+    assert note["busy_before"] == 0.1  # it waited
     run = Run.load(tmp_path / "good")
     assert {"ok", "shed"} <= set(run.requests.text("outcome"))
     manifest = (tmp_path / "good" / "manifest.json").read_text()

@@ -248,3 +248,11 @@ def test_the_fixed_work_takes_time() -> None:
     took = faults.calibration_ms(allowed_cpus()[:1], rounds=1)
     assert took is not None
     assert took > 0.1
+
+
+def test_a_busy_cpu_is_seen() -> None:
+    cpu = allowed_cpus()[:1]
+    with FAULTS["hog"](Site("u", 1, engine_cpus=cpu), count=1):
+        busy = faults.busy_share(cpu, 0.3)
+    assert busy is not None
+    assert 0.5 < busy <= 1

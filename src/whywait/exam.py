@@ -37,6 +37,7 @@ from whywait.load.recipe import Load
 from whywait.session import Options, Say, stderr
 
 NOTE = "case.json"
+QUIET, QUIET_WAIT_S = 0.25, 120.0  # of the CPUs' time before a case; a neighbour we do not know would be a true answer
 THIN = 2  # of the readings one in so many goes with the source code
 
 
@@ -67,6 +68,7 @@ def record(chosen: Sequence[Case], out: Path, vllm: str | None = None, say: Say 
 
 
 def _recorded(case: Case, engine: Engine, site: faults.Site, out: Path, say: Say) -> bool:
+    busy = _quiet_machine(site, say)
     say(f"recording {case.name}")
     began, before = time.monotonic(), faults.calibration_ms(site.engine_cpus)
     with tempfile.TemporaryDirectory(prefix="whywait-exam-") as folder:
@@ -85,6 +87,7 @@ def _recorded(case: Case, engine: Engine, site: faults.Site, out: Path, say: Say
             "seconds": round(time.monotonic() - began, 1),
             "recorded": time.strftime("%Y-%m-%d", time.gmtime()),
             "whywait_version": __version__,
+            "busy_before": busy,
             "calibration_ms": [before, faults.calibration_ms(site.engine_cpus)],
         }
         save(result.run, out / case.name, note)
@@ -132,6 +135,18 @@ def thinned(run: Run) -> Run:
 
 def _claims(run: Run) -> list[tuple[str, str]]:
     return [(v.cause, v.state) for v in app.analysed(run, Path()).verdicts]
+
+
+def _quiet_machine(site: faults.Site, say: Say) -> float | None:
+    """Wait, but not for ever, until nobody else uses the CPUs of engine and client; returns their use then, 0..1."""
+    cpus = (*site.engine_cpus, *site.client_cpus)
+    until = time.monotonic() + QUIET_WAIT_S
+    busy = faults.busy_share(cpus)
+    while busy is not None and busy > QUIET and time.monotonic() < until:
+        say(f"waiting for a quiet machine: its CPUs are {busy:.0%} busy")
+        time.sleep(5)
+        busy = faults.busy_share(cpus)
+    return None if busy is None else round(busy, 3)
 
 
 def _options(case: Case, url: str, folder: str) -> Options:

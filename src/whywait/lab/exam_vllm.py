@@ -41,7 +41,7 @@ def _engine() -> Iterator[Case]:
     for slots, load in ((1, 8), (2, 8), (4, 16)):
         yield _case(f"slots-{slots}-of-{load}", "slot limit", "slot limit", settings={"--max-num-seqs": slots},
                     points=closed(load), base=base)  # fmt: skip
-    tight = {"--max-num-seqs": 16, "--num-gpu-blocks-override": 24, "--max-model-len": 768}
+    tight = {"--max-num-seqs": 16, "--num-gpu-blocks-override": 24, "--max-model-len": 640}
     for output, load in ((200, 8), (400, 12)):
         yield _case(f"kv-24-{output}", "kv space", "kv space", settings=tight, workload=chat(64, output),
                     points=closed(load, 24), base=base)  # fmt: skip

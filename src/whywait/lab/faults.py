@@ -164,6 +164,35 @@ def calibration_ms(cpus: Cpus, rounds: int = 5) -> float | None:
         return None
 
 
+def busy_share(cpus: Cpus, seconds: float = 1.0) -> float | None:
+    """The part of ``cpus``' time (of all, where none are named) that anybody used in the next ``seconds``, 0..1.
+
+    None where the system does not say.
+    """
+    before = _jiffies(cpus)
+    time.sleep(seconds)
+    after = _jiffies(cpus)
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _jiffies(cpus: Cpus) -> tuple[int, int] | None:
+    """(Busy, all) ticks since boot; waiting for a disk is idle, and what the hypervisor took counts as busy."""
+    wanted = {f"cpu{c}" for c in cpus} or {"cpu"}
+    busy = total = 0
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for name, *counts in (x.split() for x in lines):
+        if name in wanted:
+            ticks = [int(c) for c in counts[:8]]
+            total += sum(ticks)
+            busy += sum(ticks) - ticks[3] - ticks[4]
+    return busy, total
+
+
 def family(pid: int) -> list[int]:
     """``pid`` and all that it started and that live; only ``pid`` where there is no /proc."""
     parents: dict[int, list[int]] = {}
