@@ -44,7 +44,8 @@ MAY: dict[str, set[str]] = {
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
     "exam_score": {*CORE, "lab", "judge", "app", "exam"},
-    "verbs": {"observing", "reading", "exam", "exam_score", *FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding", "probing"},
+    "verbs": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding", "probing", "observing",
+              "reading", "exam", "exam_score"},  # fmt: skip
     "cli": {"whywait", "errors", "verbs"},
     "__main__": {"cli"},
 }

@@ -51,10 +51,10 @@ def _capacity(patterns: Mapping[str, str], lines: list[str]) -> Capacity:
             said[fact] = match.group(1)
             if fact == "kv_tokens":
                 core = _CORE.search(line)
-                key, tokens = core.group() if core else "", _int(match.group(1))
-                per_core[key] = min(per_core.get(key, tokens), tokens)
+                key, size = core.group() if core else "", _int(match.group(1))
+                per_core[key] = min(per_core.get(key, size), size)
     slots, context = (_int(said[k]) if k in said else None for k in ("slots", "context"))
-    tokens = None
+    tokens: int | None = None
     if per_core:
         tokens = sum(per_core.values())
     elif "slot_tokens" in said:
