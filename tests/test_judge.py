@@ -16,7 +16,7 @@ from whywait.core.table import Table
 from whywait.engines import by_name
 from whywait.judge.diagnose import failures, headline, judge
 from whywait.judge.evidence import MIXED
-from whywait.judge.verdict import Verdict, rank
+from whywait.judge.verdict import WORK, Verdict, rank
 
 
 def flags(name: str = "llama.cpp") -> dict[str, str]:
@@ -37,12 +37,10 @@ def verdicts(run: Run, engine: str = "llama.cpp") -> dict[str, Verdict]:
 def test_queue_behind_the_slots_holds_above_them_and_only_there() -> None:
     run = sweep([1, 4, 16], lambda c: 20.0)
     found = verdicts(run)
-    v = found["queue behind the slot limit"]
+    v = found["slot limit"]
     assert (v.state, v.where) == ("holds", "concurrency 16")
     assert v.share == pytest.approx(0.75, abs=0.05)  # 4 served of 16 in flight: three quarters of the time is queue
     assert "--parallel" in v.lever
-    assert found["queue"].state == "fails"
-    assert "concurrency 1, 4" in found["queue"].claim
 
 
 def test_the_share_of_the_queue_is_the_true_one() -> None:
@@ -51,38 +49,42 @@ def test_the_share_of_the_queue_is_the_true_one() -> None:
     # Of the steady part: the first eight, sent at once, are warm-up.
     took = (run.requests["end_ns"] - run.requests["sent_ns"])[20:]
     truth = np.sum(service.truth_queue_ns[8:]) / float(took.sum())
-    assert verdicts(run)["queue behind the slot limit"].share == pytest.approx(truth, abs=0.01)
+    assert verdicts(run)["slot limit"].share == pytest.approx(truth, abs=0.01)
 
 
 def test_batching_for_free_means_weight_reads_and_none_means_compute() -> None:
     reads = verdicts(sweep([1, 4], lambda c: 20.0))
-    assert reads["decode bound by weight reads"].state == "holds"
+    assert reads["weight-read-bound decode"].state == "holds"
     compute = verdicts(sweep([1, 4], lambda c: 20.0 * c))
-    assert compute["decode bound by compute"].state == "holds"
+    assert compute["compute-bound decode"].state == "holds"
     between = verdicts(sweep([1, 4], lambda c: 20.0 * (1 + 0.5 * (c - 1))))
-    assert between["decode"].state == "undecided"
+    assert between["weight-read-bound decode"].state == "undecided"
     for found in (reads, compute):
-        assert all(v.how == "modelled" for c, v in found.items() if c.startswith("decode bound"))
+        assert all(v.how == "modelled" for c, v in found.items() if c.endswith("bound decode"))
 
 
 def test_one_point_alone_leaves_decode_undecided_and_says_what_would_settle_it() -> None:
-    v = verdicts(sweep([1], lambda c: 20.0))["decode"]
+    v = verdicts(sweep([1], lambda c: 20.0))["weight-read-bound decode"]
     assert v.state == "undecided"
     assert "concurrency" in v.next_step
 
 
 def test_want_of_load() -> None:
-    found = verdicts(sweep([1, 4], lambda c: 20.0))["want of load"]
+    found = verdicts(sweep([1, 2], lambda c: 20.0, slots=8))["want of load"]
     assert found.state == "holds"
-    assert found.share == pytest.approx(0.75, abs=0.05)  # four at once make four times as much
-    filled = verdicts(sweep([1, 4], lambda c: 20.0 * c, prefill_ms=0.001))["want of load"]
+    assert found.share == pytest.approx(0.75, abs=0.05)  # eight at once would make four times as much
+    filled = verdicts(sweep([1, 2], lambda c: 20.0 * c, slots=8, prefill_ms=0.001))["want of load"]
     assert filled.state == "fails"
+    full = verdicts(sweep([1, 8], lambda c: 20.0, slots=8))["want of load"]
+    assert full.state == "fails"  # the batch cannot grow
+    alone = verdicts(sweep([1], lambda c: 20.0, slots=8))["want of load"]
+    assert (alone.state, bool(alone.next_step)) == ("undecided", True)
 
 
 def test_more_slots_are_not_promised_where_batching_gains_nothing() -> None:
-    slow = verdicts(sweep([1, 4, 16], lambda c: 20.0 * c, prefill_ms=1.0))["queue behind the slot limit"]
+    slow = verdicts(sweep([1, 4, 16], lambda c: 20.0 * c, prefill_ms=1.0))["slot limit"]
     assert any("slower decode" in a for a in slow.against)
-    free = verdicts(sweep([1, 4, 16], lambda c: 20.0, prefill_ms=1.0))["queue behind the slot limit"]
+    free = verdicts(sweep([1, 4, 16], lambda c: 20.0, prefill_ms=1.0))["slot limit"]
     assert not free.against
 
 
@@ -95,8 +97,7 @@ def test_without_engine_figures_and_gauges_nothing_is_claimed_about_the_queue() 
     run = without(sweep([1, 4, 16], lambda c: 20.0), engine_prefill_ms=1)
     run = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, engine={}))
     found = verdicts(run)
-    assert "queue behind the slot limit" not in found
-    assert "queue" not in found or found["queue"].state != "holds"
+    assert "slot limit" not in found or found["slot limit"].state != "holds"
     assert found["unexplained"].state == "undecided"
     assert found["unexplained"].next_step
 
@@ -112,7 +113,7 @@ def test_a_limit_is_inferred_from_the_gauges_of_an_engine_that_does_not_tell() -
         rows = [{"answered_ns": r["asked_ns"], **r} for r in rows]
         engine = dataclasses.replace(run.manifest, engine={})
         parts.append(dataclasses.replace(run, manifest=engine, readings=Table.from_rows("readings", rows)))
-    v = verdicts(with_windows(join(parts)), "vllm")["queue behind the slot limit"]
+    v = verdicts(with_windows(join(parts)), "vllm")["slot limit"]
     assert v.state == "holds"
     assert v.how == "inferred"
     assert "4 at a time" in v.claim
@@ -165,7 +166,13 @@ def test_rank_and_headline() -> None:
     c = Verdict("c", "C", "undecided", 0.9)
     d = Verdict("d", "D", "fails", 0.0, evidence=("e",))
     assert [v.cause for v in rank([d, c, a, b])] == ["b", "a", "c", "d"]
-    assert headline(rank([d, c, a, b])) == "B"  # one cause per load point
+    assert headline(rank([d, c, a, b])) == "B. A"  # two causes at once are both named
+    work = Verdict("w", "W", "holds", 0.9, evidence=("e",), kind=WORK)
+    assert headline(rank([work, a, b])) == "B. A"  # a wait that matters goes before work
+    minor = Verdict("m", "M", "holds", 0.05, evidence=("e",))
+    assert headline(rank([minor, work])) == "W"
+    above = dataclasses.replace(b, beyond=True)
+    assert headline(rank([above, a])) == "A. Beyond that load: b"
     assert headline([c, d]).startswith("Undecided")
     assert "Nothing" in headline([d])
 

@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from whywait.core.run import Run
 from whywait.judge.causes import RULES
-from whywait.judge.evidence import gather
-from whywait.judge.verdict import Verdict, rank
+from whywait.judge.evidence import Evidence
+from whywait.judge.gather import gather
+from whywait.judge.rules_load import shedding
+from whywait.judge.verdict import MATTERS, WAIT, Verdict, rank
 
 
 def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> list[Verdict]:
-    """Verdicts of a Run, first the causes that hold (largest share first), then the undecided, then those ruled out.
+    """Verdicts of a Run: of the load it is about, then of other loads; causes that hold first (``verdict.rank``).
 
     ``summary`` is that of the same run; ``flags`` are the engine's own names for its limits (``engines`` table).
     """
     evidence = gather(run, summary, flags)
     if not any(p.ok for p in evidence.points):
-        return [_idle(summary) if any("passive" in p for p in summary["points"]) else _nothing()]
-    return rank([v for rule in RULES for v in rule(evidence)])
+        if all("passive" in p for p in summary["points"]) and evidence.points:
+            return [_idle(summary)]
+        return [*shedding(evidence), _nothing()]
+    found = [v for rule in RULES for v in rule(evidence)]
+    return rank(_about(found, evidence))
+
+
+def _about(found: list[Verdict], e: Evidence) -> list[Verdict]:
+    """One verdict per cause and state: of the load in question where there is one; those of loads above it that only
+    we asked for, and of our own mix of long prompts, say what lies beyond; those of smaller loads are left out where
+    the load in question says better."""
+    if e.focus is None:
+        return found
+    there = {(v.cause) for v in found if v.point == e.focus.number or v.point is None}
+    labelled = {p.number for p in e.points if p.label}
+    out: dict[tuple[str, str], Verdict] = {}
+    for v in found:
+        mine = v.point in (None, e.focus.number)
+        if not mine and v.state != "fails" and (v.point in e.beyond or v.point in labelled):
+            if v.cause in there and any(
+                x.cause == v.cause and x.state == v.state for x in found if x.point == e.focus.number
+            ):
+                continue
+            v = replace(v, beyond=True)
+        elif not mine and v.cause in there:
+            continue
+        elif not mine and v.state == "holds":
+            v = replace(v, beyond=True)  # of a smaller load only: true there, not what this load waits on
+        key = (v.cause, v.state)
+        if key not in out or (v.share or 0.0) > (out[key].share or 0.0):
+            out[key] = v
+    return list(out.values())
 
 
 def headline(verdicts: list[Verdict]) -> str:
-    """The verdict in one sentence: the strongest cause of each load point that has one, at most three."""
-    leads: dict[int | None, Verdict] = {}
-    for v in verdicts:
-        if v.state == "holds" and v.of == "request time":
-            leads.setdefault(v.point, v)
-    claims = [v.claim for v in sorted(list(leads.values())[:3], key=lambda v: -1 if v.point is None else v.point)]
-    if claims:
+    """The verdict in one sentence: what holds first; a second cause of the same load that matters; what lies beyond."""
+    holding = [v for v in verdicts if v.state == "holds"]
+    here = [v for v in holding if not v.beyond]
+    if here:
+        said = here[:1] + [v for v in here[1:] if v.kind == WAIT and (v.share or 0.0) >= MATTERS][:1]
+        above = [v for v in holding if v.beyond and v.kind == WAIT][:1]
+        claims = [v.claim for v in said] + [f"Beyond that load: {v.claim[0].lower()}{v.claim[1:]}" for v in above]
         return ". ".join(claims)
-    lead = next((v for v in verdicts if v.state == "holds"), None)
-    if lead is not None:
-        return lead.claim
+    if holding:
+        return holding[0].claim
     if any(v.state == "undecided" for v in verdicts):
         return "Undecided: " + verdicts[0].claim[0].lower() + verdicts[0].claim[1:]
     return "Nothing was found that holds the service back at the load offered"
@@ -65,7 +97,7 @@ def _nothing() -> Verdict:
 
 def _idle(summary: dict[str, Any]) -> Verdict:
     """Only watched, and nothing was in work."""
-    seen = [p["passive"]["in_flight"] for p in summary["points"]]
+    seen = [p["passive"]["in_flight"] for p in summary["points"] if "passive" in p]
     if any(x is None for x in seen):
         return Verdict("unexplained", "Whether any request was in work cannot be seen", "undecided", how="unknown",
                        next_step="read the engine's own metrics: --metrics-url, --prometheus")  # fmt: skip

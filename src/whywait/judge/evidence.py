@@ -1,4 +1,7 @@
-"""What the rules look at: one record per load point, drawn from both accounts, the summary and the readings."""
+"""What the rules look at: one record per load point, drawn from both accounts, the summary and the readings.
+
+Only types and what follows from them; ``gather`` fills them from a Run. None is unknown everywhere.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,117 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.counters import delta, gauge
-from whywait.analyze.phases import PHASES
-from whywait.analyze.stalls import NEIGHBOUR
-from whywait.core.run import Run
 from whywait.units import load_name
 
 MIXED = "long prompts mixed in"
 
 
 @dataclass(frozen=True)
+class Level:
+    """A gauge over a point: time-weighted mean, extremes, and its growth from the first third to the last."""
+
+    mean: float
+    low: float
+    high: float
+    growth: float | None = None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Processor time of the engine, per second of wall time.
+
+    ``run`` of all its threads; ``lost`` is what the computing threads waited for a core, of the time they wanted one
+    (0..1), ``wait`` the same of wall time, per thread; ``others`` is what anybody else used on the cores it may run on,
+    ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute, ``serving_top`` the busiest
+    serving thread: process, seconds on a core, seconds ready. ``quota`` in cores, ``throttled`` seconds and
+    ``throttled_periods`` (share) of its control group.
+    """
+
+    run: float | None = None
+    lost: float | None = None
+    wait: float | None = None
+    others: float | None = None
+    cores: float | None = None
+    serving: float | None = None
+    serving_top: tuple[str, float, float] | None = None
+    quota: float | None = None
+    throttled: float | None = None
+    throttled_periods: float | None = None
+    neighbour: str = ""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What the client's stamps say of a point. ``together`` is the share of content chunks that came in one read with
+    the one before; ``bursts`` the median reads that carried content per request, of ``chunks`` content chunks;
+    ``late_share`` of those reads, the ones during which our own loop was late (of the whole run);
+    ``first_share`` the median TTFT over end-to-end; ``outside_ms`` what neither queue nor prefill explains of the time
+    to the first token, at its 5th percentile, median and 95th; ``engine_gap_ms`` the engine's own mean gap."""
+
+    together: float | None = None
+    bursts: float | None = None
+    chunks: float | None = None
+    first_share: float | None = None
+    outside_ms: tuple[float, float, float] | None = None
+    engine_gap_ms: float | None = None
+    client_gap_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was asked of the service in a point: medians of tokens, how unequal the answers were, and how the load grew.
+
+    ``long_share`` is the part of the service time (first prefill to last token) of requests whose answers are at least
+    ``LONG`` times the median, and ``long_n`` their part of the requests; ``pending`` (first third, last third) the mean
+    requests in flight; ``ttft_growth`` their median TTFT likewise, ms. ``big_prompts`` is the part of the prompt tokens
+    computed that belongs to prompts of at least ``LONG`` times the median.
+    """
+
+    prompt: float | None = None
+    output: float | None = None
+    long_share: float = 0.0
+    long_n: float = 0.0
+    long_answer: float | None = None
+    big_prompts: float = 0.0
+    pending: tuple[float, float] | None = None
+    ttft_growth: tuple[float, float] | None = None
+    arrived: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Equal beginnings that were sent, and what became of them: shares of the prompt tokens. ``offered`` is what could
+    have come from a cache (None: the workload does not say), ``hit`` what did; ``looked`` whether the engine looks
+    prefixes up at all (None unknown); ``any_hit`` whether a single token came from a cache."""
+
+    offered: float | None = None
+    hit: float | None = None
+    looked: bool | None = None
+    any_hit: bool = False
+    groups: int = 1
+    spared_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Speculation in a point: tokens proposed, accepted, and rounds."""
+
+    proposed: float
+    accepted: float
+    rounds: float | None
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
+@dataclass(frozen=True)
 class Seen:
     """One load point, as the summary has it. ``share``: parts of the requests' time by phase (they add up to 1), with
     ``turn`` split off from queue: waiting for a step of a neighbour's prefill while a place was free. ``device``:
-    parts of the device's wall time. Gauges are (mean, max) or None where nothing was read; None is unknown everywhere.
+    parts of the device's wall time. ``ok`` is how many succeeded (of a watched service: ended) of those
+    ``tried``.
     """
 
     number: int
@@ -28,15 +128,23 @@ class Seen:
     target: float
     label: str | None
     ok: int
+    tried: int
     share: dict[str, float]
     mean_ms: dict[str, float]
     how: dict[str, str]
     causes: dict[str, dict[str, float]]
     device: dict[str, float]
     summary: dict[str, Any]
-    gauges: dict[str, tuple[float, float] | None]
+    gauges: dict[str, Level | None]
+    cpu: Cpu = field(default_factory=Cpu)
+    streams: Streams = field(default_factory=Streams)
+    work: Work = field(default_factory=Work)
+    reuse: Reuse = field(default_factory=Reuse)
+    draft: Draft | None = None
+    client_lost: float | None = None
     preemptions: float | None = None
-    waiting_trend: float | None = None
+    rejected: float | None = None
+    seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -47,18 +155,51 @@ class Seen:
         value: float | None = self.summary.get("output_tokens_per_s")
         return value
 
+    @property
+    def total_ms(self) -> float:
+        return sum(self.mean_ms.values())
+
     def p(self, metric: str, q: str = "p50") -> float | None:
         found = self.summary.get(metric)
         value: float | None = found.get(q) if found else None
         return value
 
+    def known(self, phase: str) -> bool:
+        return self.how.get(phase, "unknown") != "unknown"
+
+    @property
+    def starved(self) -> float:
+        """The part of the time that the engine's computing threads had no core though they wanted one."""
+        return 0.0 if self.cpu.lost is None or self.cpu.wait is None else min(self.cpu.lost, self.cpu.wait)
+
+    @property
+    def in_flight(self) -> float | None:
+        """Mean requests in flight; ours, or of a watched service those its gauges show."""
+        found = self.summary.get("in_flight") or {}
+        mean = found.get("mean")
+        if not mean and self.summary.get("passive"):
+            mean = self.summary["passive"].get("in_flight")
+        return None if mean is None else float(mean)
+
+    @property
+    def step_ms(self) -> float | None:
+        """The usual time of a decode step: the median gap per token, so that stalls do not enter."""
+        return self.p("itl_ms") or self.p("tpot_ms") or self.p("chunk_gap_ms")
+
 
 @dataclass(frozen=True)
 class Evidence:
+    """Of a whole Run. ``focus`` is the load the verdict is about, ``beyond`` the rungs above it that only we asked for;
+    ``lag_ms`` how late our own loop read (p50, p99), ``late_reads`` which part of coalesced reads came while it was."""
+
     points: list[Seen]
     engine: dict[str, Any]
     machine: dict[str, Any]
     flags: dict[str, str] = field(default_factory=dict)
+    focus: Seen | None = None
+    beyond: tuple[int, ...] = ()
+    lag_ms: tuple[float, float] | None = None
+    late_reads: float | None = None
 
     @property
     def plain(self) -> list[Seen]:
@@ -68,11 +209,26 @@ class Evidence:
     def single(self) -> Seen | None:
         return next((p for p in self.plain if p.mode == "concurrency" and p.target == 1), None)
 
+    def lower(self, p: Seen) -> Seen | None:
+        """The point of the least load below ``p``, of the same mode or one at a time."""
+        found = [q for q in self.plain if q.number != p.number and (q.mode == p.mode or q.target <= 1)
+                 and ((q.in_flight or 0) < (p.in_flight or 0) or q.target < p.target)]  # fmt: skip
+        return min(found, key=lambda q: q.in_flight or q.target, default=None)
+
+    def limit(self) -> int | None:
+        """How many requests are worked on at once, told or seen."""
+        told = self.engine.get("slots")
+        return int(told) if told else self.seen_limit()
+
     def seen_limit(self) -> int | None:
         """How many requests were in work at most while others waited, where it was the same at every such point."""
-        full = [p.gauges["running"] for p in self.points if (p.gauges["waiting"] or (0, 0))[0] >= 1]
-        tops = {round(g[1]) for g in full if g and g[0] >= 0.8 * g[1]}
-        return tops.pop() if len(tops) == 1 and len(full) > 0 else None
+        tops = set()
+        for p in self.points:
+            running, waiting, kv = (p.gauges.get(k) for k in ("running", "waiting", "kv_use"))
+            if running is None or waiting is None or waiting.mean < 0.5 or (kv is not None and kv.high >= 0.9):
+                continue
+            tops.add(round(running.high) if running.mean >= 0.75 * running.high else None)
+        return tops.pop() if len(tops) == 1 else None
 
     def by(self, what: str, limit: str) -> str:
         """``what``, with the engine's own flag for it where that is known."""
@@ -81,68 +237,6 @@ class Evidence:
 
     def flag(self, limit: str) -> str:
         return self.flags.get(limit, "")
-
-
-def gather(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> Evidence:
-    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run, so that a
-    verdict speaks of the very figures that the table shows."""
-    points = [_seen(run, row, s) for row, s in zip(run.points.rows(), summary["points"], strict=True)]
-    m = run.manifest
-    return Evidence(points, m.engine, m.machine, flags or {})
-
-
-def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any]) -> Seen:
-    phases = summary["phases"]
-    mean_ms = {p: float(v["ms"] or 0.0) for p, v in phases.items()} or dict.fromkeys(PHASES, 0.0)
-    causes = {p: dict(v["causes"]) for p, v in phases.items()}
-    turn = causes.get("queue", {}).pop(NEIGHBOUR, 0.0)
-    mean_ms["turn"] = mean_ms["queue"] * turn
-    mean_ms["queue"] -= mean_ms["turn"]
-    if turn < 1 and causes.get("queue"):
-        causes["queue"] = {k: v / (1 - turn) for k, v in causes["queue"].items()}
-    span = (row["start_ns"], row["end_ns"])
-    return Seen(
-        number=row["point"],
-        mode=row["mode"],
-        target=row["target"] or 0.0,
-        label=row["label"],
-        ok=summary["counts"]["ok"] or int(summary.get("passive", {}).get("active", False)),
-        share=_shares(mean_ms, phases),
-        mean_ms=mean_ms,
-        how={p: v["how"] for p, v in phases.items()},
-        causes=causes,
-        device={k: v or 0.0 for k, v in summary["occupancy"]["shares"].items()},
-        summary=summary,
-        gauges={g: _gauge(run, g, span) for g in ("running", "waiting", "kv_use")},
-        preemptions=_grown(run, "preemptions_total", span),
-        waiting_trend=_trend(run, span),
-    )
-
-
-def _shares(mean_ms: dict[str, float], phases: dict[str, Any]) -> dict[str, float]:
-    whole = sum(mean_ms.values())
-    if whole > 0:
-        return {p: v / whole for p, v in mean_ms.items()}
-    # Only watched, and the rate of requests is not known: shares are, times are not.
-    return {p: float(phases.get(p, {}).get("share") or 0.0) for p in mean_ms}
-
-
-def _grown(run: Run, name: str, span: tuple[int, int]) -> float | None:
-    found = delta(run.readings, name, span)
-    return None if found is None else float(found.value)
-
-
-def _gauge(run: Run, name: str, span: tuple[int, int]) -> tuple[float, float] | None:
-    found = gauge(run.readings, name, span, combine="mean" if name.startswith("kv") else "sum")
-    return None if found is None else (float(found.mean), float(found.high))
-
-
-def _trend(run: Run, span: tuple[int, int]) -> float | None:
-    """How much longer the queue was in the last third of the point than in the first (requests); None if not read."""
-    third = (span[1] - span[0]) // 3
-    first = _gauge(run, "waiting", (span[0], span[0] + third))
-    last = _gauge(run, "waiting", (span[1] - third, span[1]))
-    return None if first is None or last is None else float(last[0] - first[0])
 
 
 def ratio(a: float | None, b: float | None) -> float | None:

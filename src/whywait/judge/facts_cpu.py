@@ -1,0 +1,112 @@
+"""Processor time of the engine at a load point: had its computing threads the cores they wanted?
+
+A thread's run-queue wait over what it wanted (run + wait) is the loss. Only the threads that compute count: a scheduler
+thread beside a spinning worker on one pinned core waits nearly all the time and does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from whywait.analyze.counters import delta, gauge, series
+from whywait.core.run import Run
+from whywait.judge.evidence import Cpu
+
+HOT = 0.3  # threads that used this share of the busiest thread's time are those that compute
+#: Parts of the process names that engines give themselves (comm is cut at 15 letters).
+WORKERS, SCHEDULERS = ("worker",), ("enginecor", "apiserver", "detokenizer")
+Span = tuple[int, int]
+
+
+class _Thread(NamedTuple):
+    name: str
+    process: str
+    run: float
+    wait: float
+
+
+def engine_cpu(run: Run, span: Span) -> Cpu:
+    """What the readings of the engine's processes say of ``span``; all None where it was not on this machine."""
+    total = _rate(run, "cpu_seconds_total", span, "process/engine")
+    if total is None:
+        return Cpu()
+    threads = _threads(run, span, "process/engine")
+    hot = _computing(threads)
+    run_s, wait_s = sum(t.run for t in hot), sum(t.wait for t in hot)
+    if not hot:
+        run_s, wait_s = total, _rate(run, "run_queue_wait_seconds_total", span, "process/engine") or 0.0
+    cold = [t for t in threads if t not in hot]
+    top = max(cold, key=lambda t: t.run, default=None)
+    cores = gauge(run.readings, "cores_allowed", span, "process/engine")
+    quota = gauge(run.readings, "cgroup_quota_cores", span, "process/engine", "mean")
+    periods = delta(run.readings, "cgroup_periods_total", span, "process/engine")
+    throttled = delta(run.readings, "cgroup_throttled_periods_total", span, "process/engine")
+    busy = _rate(run, "engine_cores_busy_seconds_total", span, "host")
+    if (
+        busy is None
+        and cores is not None
+        and cores.mean >= (run.manifest.machine.get("client") or {}).get("cores", 1e9)
+    ):
+        busy = _rate(run, "cpu_busy_seconds_total", span, "host")
+    return Cpu(
+        run=total,
+        lost=wait_s / (run_s + wait_s) if run_s + wait_s > 0 else None,
+        wait=wait_s / max(len(hot), 1),
+        others=None if busy is None else max(busy - total, 0.0),
+        cores=None if cores is None else cores.mean,
+        serving=max(total - run_s, 0.0) if hot else None,
+        serving_top=None if top is None else (top.process, top.run, top.wait),
+        quota=None if quota is None else quota.mean,
+        throttled=_rate(run, "cgroup_throttled_seconds_total", span, "process/engine"),
+        throttled_periods=throttled.value / periods.value if throttled and periods and periods.value > 0 else None,
+        neighbour=_neighbour(run, span),
+    )
+
+
+def _computing(threads: list[_Thread]) -> list[_Thread]:
+    """Those that compute: of engines that name their processes the workers, else the busiest."""
+    workers = [t for t in threads if any(word in t.process.lower() for word in WORKERS)]
+    mine = workers or [t for t in threads if not any(word in t.process.lower() for word in SCHEDULERS)]
+    return [t for t in mine if t.run >= HOT * max(x.run for x in mine)]
+
+
+def client_lost(run: Run, span: Span) -> float | None:
+    """What the client's own busiest thread waited for a core, of the time it wanted one (0..1)."""
+    pids = {str(p) for p in run.manifest.client.get("pids") or ()}
+    threads = _threads(run, span, "process/client", pids)
+    loops = [t for t in threads if t.run + t.wait > 0.005]
+    if not loops:
+        run_s = _rate(run, "cpu_seconds_total", span, "process/client")
+        wait_s = _rate(run, "run_queue_wait_seconds_total", span, "process/client")
+        return None if run_s is None or wait_s is None or run_s + wait_s <= 0 else wait_s / (run_s + wait_s)
+    return max(t.wait / (t.run + t.wait) for t in loops)
+
+
+def _threads(run: Run, span: Span, source: str, pids: set[str] | None = None) -> list[_Thread]:
+    out = []
+    for s in series(run.readings, "thread_cpu_seconds_total", source):
+        if pids and s.labels.get("pid") not in pids:
+            continue
+        ran = _rate(run, "thread_cpu_seconds_total", span, source, s.labels)
+        waited = _rate(run, "thread_wait_seconds_total", span, source, s.labels)
+        if ran is not None:
+            out.append(_Thread(s.labels.get("thread", ""), s.labels.get("process", ""), ran, waited or 0.0))
+    return out
+
+
+def _rate(run: Run, name: str, span: Span, source: str, labels: dict[str, str] | None = None) -> float | None:
+    """Growth per second of the span; a thread that lived a part of it counts by what it did in the whole."""
+    found = delta(run.readings, name, span, source, labels)
+    if found is None:
+        return None
+    seconds = (found.end_ns - found.start_ns if labels is None else span[1] - span[0]) / 1e9
+    return found.value / seconds if seconds > 0 else None
+
+
+def _neighbour(run: Run, span: Span) -> str:
+    """Who else used most, by the name of the process."""
+    used: dict[str, float] = {}
+    for s in series(run.readings, "neighbour_cpu_seconds_total", "host"):
+        grown = _rate(run, "neighbour_cpu_seconds_total", span, "host", s.labels) or 0.0
+        used[s.labels.get("process", "")] = used.get(s.labels.get("process", ""), 0.0) + grown
+    return max(used, key=lambda k: used[k], default="")

@@ -1,0 +1,144 @@
+"""The host of the engine: a CPU quota, other processes on its cores, its own frontend and scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from whywait.judge.evidence import Evidence, Seen
+from whywait.judge.verdict import Verdict
+from whywait.units import ms, percent
+
+LOST = 0.15  # of the time the computing threads wanted a core
+AT_QUOTA = 0.9  # of the quota used: no more can be had, whoever else runs
+THROTTLED = 0.2  # of the quota's periods
+SERVING = 0.3  # of the engine's CPU time, by one process that serves rather than computes,
+SATURATED = 0.6  # and that wants a core for this part of the time
+FRONTEND = 0.15  # of the requests' time
+
+
+def host(e: Evidence) -> list[Verdict]:
+    out = []
+    for p in e.plain or e.points:
+        if p.cpu.run is not None:
+            out += quota(p) or noise(e, p)
+        out += frontend(e, p)
+    return out
+
+
+def working(p: Seen) -> float:
+    """The part of the requests' time in which the engine works on them: what slow cores stretch."""
+    return sum(p.share[k] for k in ("prefill", "decode", "stall", "turn"))
+
+
+def quota(p: Seen) -> list[Verdict]:
+    c = p.cpu
+    periods, spent = c.throttled_periods or 0.0, c.throttled or 0.0
+    if periods < THROTTLED or spent <= 0.01:
+        return []
+    at = c.quota is not None and c.run is not None and c.run >= AT_QUOTA * c.quota
+    lost = max(c.lost or 0.0, 0.0) if at else min(c.lost if c.lost is not None else spent, spent)
+    facts = [f"the control group was throttled in {percent(periods)} of its periods, {spent:.2f} s per second"]
+    if c.quota is not None:
+        facts.append(f"the engine used {c.run:.2f} of {c.quota:.2f} cores that its quota allows")
+    if c.lost is not None:
+        facts.append(f"its computing threads were ready without a core {percent(c.lost)} of the time they wanted one")
+    share = max(min(lost, 1.0) * working(p), 0.0)
+    return [
+        Verdict(
+            "cpu quota",
+            f"At {p.name} the engine has used up its CPU quota",
+            "holds",
+            share,
+            where=p.name,
+            how="derived",
+            evidence=tuple(facts),
+            cost="cores that others have now",
+            lever="raise the quota of the engine's control group (cpu.max, or the container's CPU limit)",
+            gain=f"up to {percent(share)} of the requests' time",
+            next_step="raise the quota and repeat",
+            point=p.number,
+        )
+    ]
+
+
+def noise(e: Evidence, p: Seen) -> list[Verdict]:
+    c = p.cpu
+    if c.lost is None or c.wait is None or p.starved < LOST:
+        return []
+    share = p.starved * working(p)
+    facts = [f"the engine's computing threads were ready without a core {percent(c.lost)} of the time they wanted "
+             f"one ({c.wait:.2f} s per second and thread)"]  # fmt: skip
+    name = f" (most: {c.neighbour})" if c.neighbour else ""
+    where = e.flag("cpu_threads")
+    lever = "give the engine cores of its own (taskset, cpuset), away from other processes"
+    if where:
+        lever += f"; no more threads than free cores: {where}"
+    verdict = Verdict("noisy neighbour", f"At {p.name} other processes run on the engine's cores", "holds", share,
+                      where=p.name, how="derived", evidence=tuple(facts), lever=lever, point=p.number,
+                      gain=f"up to {percent(share)} of the requests' time", cost="cores that others have now",
+                      next_step="stop the neighbour, or move the engine, and repeat")  # fmt: skip
+    if c.others is None:
+        claim = f"At {p.name} the engine's threads wait for cores; who has them was not read"
+        return [_replaced(verdict, claim, tuple(facts))]
+    facts.append(f"others used {c.others:.2f} cores of those it may run on{name}")
+    if c.others < 0.3 * c.wait:  # of one thread's wait at least must be somebody else's doing
+        claim = f"At {p.name} the engine's threads wait for cores, mostly for each other"
+        return [_replaced(verdict, claim, tuple(facts))]
+    return [_with(verdict, tuple(facts))]
+
+
+def _replaced(v: Verdict, claim: str, facts: tuple[str, ...]) -> Verdict:
+    return Verdict(v.cause, claim, "undecided", v.share, where=v.where, how=v.how, evidence=facts, point=v.point,
+                   next_step="as many threads as cores, then repeat: " + v.lever)  # fmt: skip
+
+
+def _with(v: Verdict, facts: tuple[str, ...]) -> Verdict:
+    return replace(v, evidence=facts)
+
+
+def frontend(e: Evidence, p: Seen) -> list[Verdict]:
+    """Work outside the model: requests parsed, tokenised, scheduled and streamed while the device idles."""
+    return _by_process(e, p) or _by_accounts(e, p)
+
+
+def _by_process(e: Evidence, p: Seen) -> list[Verdict]:
+    """A serving process of its own that wants a core nearly all the time, and uses much of the engine's CPU time."""
+    c = p.cpu
+    if c.serving_top is None or not c.run:
+        return []
+    name, ran, wanted = c.serving_top
+    if ran < SERVING * c.run or ran + wanted < SATURATED:
+        return []
+    share = min(p.share["frontend"] + p.share["unknown"] + working(p) * ran / c.run, 1.0)
+    facts = [
+        f"the serving process ({name}) wanted a core {percent(min(ran + wanted, 1.0))} of the time and used {ran:.2f} "
+        f"of one: {percent(ran / c.run)} of the engine's CPU time"
+    ]
+    if p.share["frontend"]:
+        facts.append(f"{ms(p.mean_ms['frontend'])} of each request pass in neither queue, model nor path")
+    return [_host_cpu(e, p, share, facts)]
+
+
+def _by_accounts(e: Evidence, p: Seen) -> list[Verdict]:
+    """The engine uses CPU while, by its own figures, no prompt is computed and no token made."""
+    outside = sum(p.share[k] for k in ("frontend", "unknown"))
+    idle = p.device.get("unknown", 0.0) + p.device.get("idle_host", 0.0)
+    busy = p.device.get("prefill_busy", 0.0) + p.device.get("decode_busy", 0.0)
+    if p.cpu.run is None or outside < FRONTEND or idle < FRONTEND or not p.known("prefill"):
+        return []
+    spare = p.cpu.run - busy * float(e.engine.get("threads") or 1)
+    if spare < 0.5 * idle or spare < 0.2:
+        return []
+    facts = [
+        f"{percent(outside)} of the requests' time is in neither queue, prefill nor decode ({p.how['prefill']})",
+        f"meanwhile the engine uses CPU: {p.cpu.run:.2f} cores, of which the model accounts for {busy:.2f}",
+    ]
+    return [_host_cpu(e, p, outside, facts)]
+
+
+def _host_cpu(e: Evidence, p: Seen, share: float, facts: list[str]) -> Verdict:
+    lever = "more or faster cores for what parses, tokenises and streams: " + (e.flag("frontend") or "more frontends")
+    return Verdict("host CPU", f"At {p.name} the engine's frontend is busier than its model", "holds", share,
+                   where=p.name, how="derived", evidence=tuple(facts), lever=lever, point=p.number,
+                   gain=f"up to {percent(share)} of the requests' time", cost="cores",
+                   next_step="perf top on the serving process while it is busy")  # fmt: skip
