@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-CONTEXT: Final = 2048
+CONTEXT: Final = 8192
 #: ``tiny``: a step takes some 10 ms on one core. ``nano``: next to nothing, so what remains is the host's own work.
 SIZES: Final[dict[str, dict[str, int]]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 8,

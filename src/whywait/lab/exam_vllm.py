@@ -13,7 +13,7 @@ from whywait.lab.exam_llama import BESIDE, DECODE, HEALTHY
 
 CHAT: Final = chat(64, 48)
 SHORT: Final = chat(48, 16)
-SHARED: Final = chat(1200, 12, shared=0.9, groups=2)
+SHARED: Final = chat(600, 12, shared=0.9, groups=2)
 #: The engine of most cases: room for 16 sequences, more KV space than they need.
 USUAL: Final = {"--max-num-seqs": 16}
 
@@ -49,10 +49,10 @@ def _engine() -> Iterator[Case]:
     for load in (2, 8):
         yield _case(f"cache-off-{load}", "prefix cache off", "prefix cache off", settings=off, workload=SHARED,
                     points=closed(load), symptoms=("compute-bound prefill",), base="vllm-base-shared")  # fmt: skip
-    for groups in (8, 16):  # 1,080 shared tokens each; the cache holds 160 blocks of 32
-        yield _case(f"thrash-{groups}", "prefix-cache thrash", "prefix-cache thrash",
-                    settings={"--max-num-seqs": 2, "--num-gpu-blocks-override": 160},
-                    workload=chat(1200, 12, shared=0.9, groups=groups), points=closed(2),
+    small = {"--max-num-seqs": 2, "--num-gpu-blocks-override": 132, "--max-model-len": 4096}
+    for groups in (12, 24):  # 540 shared tokens are 16 blocks of 32
+        yield _case(f"thrash-{groups}", "prefix-cache thrash", "prefix-cache thrash", settings=small,
+                    workload=chat(600, 12, shared=0.9, groups=groups), points=closed(2),
                     symptoms=("compute-bound prefill", "kv space"), base="vllm-base-shared")  # fmt: skip
     draft = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     for most in (4, 8):  # at temperature 1 random weights say every letter alike; at 0 they go in circles
@@ -68,7 +68,7 @@ def _engine() -> Iterator[Case]:
         yield _case(f"frontend-{load}", "a frontend busier than its model", "host CPU",
                     settings={"--max-num-seqs": 64, "model": "nano"}, points=closed(load, 14, 4), base="")  # fmt: skip
     yield _case("tokenise", "tokenisation", "host CPU", settings={"--max-num-seqs": 64, "model": "nano"},
-                workload=chat(1800, 1, cache="warm"), points=closed(8, 12, 4), base="")  # fmt: skip
+                workload=chat(1500, 1, cache="warm"), points=closed(8, 12, 4), base="")  # fmt: skip
 
 
 def _machine() -> Iterator[Case]:
@@ -103,7 +103,7 @@ def _load() -> Iterator[Case]:
     yield _case("long-answers", "long answers that hold every slot", "long requests", settings={"--max-num-seqs": 2},
                 workload=mixed((32, 4), (32, 500), 0.25), points=closed(8, 24), symptoms=("slot limit",),
                 base="vllm-base-wide")  # fmt: skip
-    for rate, seconds in ((30.0, 10), (60.0, 6)):
+    for rate, seconds in ((40.0, 6), (80.0, 3)):
         yield _case(f"rate-{rate:g}", "rate beyond capacity", "rate beyond capacity", workload=CHAT,
                     points=opened(rate, seconds), symptoms=("slot limit",), base="vllm-base-rate")  # fmt: skip
     yield _case("few-2", "concurrency too low", "want of load", points=closed(2), base="vllm-base-full")
