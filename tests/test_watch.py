@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.metrics_pages import engine, serving, vllm_page
+from tests.metrics_pages import FakePrometheus, engine, serving, vllm_page
+from whywait import engines
 from whywait.analyze.summary import summarize
 from whywait.cli import main
 from whywait.core.run import Run
@@ -165,3 +167,33 @@ def test_the_tail_of_a_growing_spool(tmp_path: Path, monkeypatch: pytest.MonkeyP
         file.write(b'ing",null,10.0]\n')
     assert [row["asked_ns"] for row in tail.rows(9)] == [9, 10]
     spool.close()
+
+
+def test_only_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    pages = {f"{name}:8000": [(now + k, vllm_page(2, 0, max(0, k + 60))) for k in range(-60, 60)] for name in "ab"}
+    fake = FakePrometheus(pages)
+    with serving(fake) as url:
+        flags = ["--prometheus", url, "--prometheus-match", '{job="svc"}', "--once", "--json", "--window", "6s"]
+        assert main(["watch", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    [point] = told["points"]
+    assert point["requests_per_s"] == pytest.approx(2, rel=0.2)
+    assert {r["instance"] for r in point["passive"]["replicas"]} == {"a:8000", "b:8000"}
+    assert all('job="svc"' in form.get("query", form.get("match[]", "")) for _, form in fake.asked)
+
+
+def test_an_engine_of_the_users_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(engines.FILE_ENV, "")  # so that what the flag sets is taken back
+    table = tmp_path / "own.toml"
+    table.write_text('name = "own"\nmetric_prefixes = ["own_"]\n[metrics]\nown_busy = "running"\nown_line = "waiting"\n'
+                     '[flags]\nslots = "--seats N"\n')  # fmt: skip
+    with engine(lambda t: "own_busy 2\nown_line 6\n") as url:
+        assert main(["watch", url, "--once", "--json", "--window", "1s", *FAST]) == 2
+        assert "publishes no metrics" in capsys.readouterr().err
+        flags = ["--engine-file", str(table), "--once", "--json", "--window", "1s", *FAST]
+        assert main(["watch", url, *flags]) == 0
+    [point] = json.loads(capsys.readouterr().out)["points"]
+    assert point["phases"]["queue"]["share"] == pytest.approx(0.75)

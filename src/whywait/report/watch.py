@@ -80,7 +80,10 @@ def _bar(title: str, parts: dict[str, Any], names: dict[str, str], what: str) ->
     return Text.assemble(f"{title:<18} ", bar, " ", legend)
 
 
-def _latencies(p: dict[str, Any]) -> Table:
+def _latencies(p: dict[str, Any]) -> RenderableType:
+    """Of the engine's histograms or spans; where it has neither, that is said."""
+    if not any(p[key]["n"] for key in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")):
+        return Text("no latencies: the engine publishes none, or no request ended", style="dim")
     table = Table(box=None, pad_edge=False, padding=(0, 2), header_style="dim")
     for name in ("in the engine", "mean", "p50", "p95", "p99", "requests"):
         table.add_column(name, justify="left" if name == "in the engine" else "right", no_wrap=True)
