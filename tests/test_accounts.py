@@ -106,7 +106,7 @@ def test_without_model_or_machine_nothing_is_modelled():
     run = Service(slots=1).closed(1, 20)
     found = roofline(run, 0)
     assert found["decode_step"] is None
-    assert found["mbu"] == {"prefill": None, "decode": None, "how": "unknown",
+    assert found["mbu"] == {"prefill": None, "decode": None, "device": None, "how": "unknown",
                             "of": "the model's shape and the machine's rates not known"}  # fmt: skip
 
 
@@ -116,6 +116,17 @@ def test_a_gpu_is_taken_at_its_data_sheet():
     found = roofline(Run(own, run.points, run.requests, run.chunks, run.steps, run.readings), 0)
     assert "H100 SXM" in found["mbu"]["of"]
     assert found["mbu"]["decode"] == pytest.approx(1e8 / 0.005 / 3.35e12, rel=0.05)
+
+
+def test_what_the_devices_counters_say_stands_beside_the_model():
+    run = Service(slots=1).closed(1, 20)
+    assert roofline(run, 0)["mbu"]["device"] is None
+    end = int(run.points["end_ns"][0])
+    rows = [r for name, v in (("dram_active_share", 0.6), ("tensor_active_share", 0.1))
+            for r in gauge_rows(name, [(t, v) for t in range(S, end, 100 * MS)], "gpu/0")]  # fmt: skip
+    read = make_run([], readings=rows).readings
+    found = roofline(Run(run.manifest, run.points, run.requests, run.chunks, run.steps, read), 0)
+    assert (found["mbu"]["device"], found["mfu"]["device"]) == (pytest.approx(0.6), pytest.approx(0.1))
 
 
 @given(st.integers(0, 10**15), st.lists(st.floats(0, 1), min_size=1, max_size=5))
@@ -178,8 +189,8 @@ def test_lowered_clocks_are_throttling_only_where_they_were_read():
     a, ms = _busy([*flag, *busy])
     assert "throttled" not in ms
     assert "at most 100%" in a.notes["throttled"]
-    clocks = [*gauge_rows("sm_clock_mhz", [(t * MS, 1500.0) for t in times], "gpu"),
-              *gauge_rows("sm_clock_max_mhz", [(t * MS, 2000.0) for t in times], "gpu")]  # fmt: skip
+    clocks = [*gauge_rows("sm_clock_hz", [(t * MS, 1.5e9) for t in times], "gpu"),
+              *gauge_rows("sm_clock_max_hz", [(t * MS, 2e9) for t in times], "gpu")]  # fmt: skip
     assert _busy([*flag, *busy, *clocks])[1]["throttled"] == 250
     idle = gauge_rows("throttle_gpu_idle", [(t * MS, 1.0) for t in times], "gpu")
     assert "throttled" not in _busy([*idle, *busy, *clocks])[1]
@@ -191,6 +202,9 @@ def test_bytes_on_the_links_are_communication_at_least():
     assert ms["communication"] == pytest.approx(100)
     assert a.how["communication"] == "modelled"
     assert "communication" not in _busy(readings, engine={"devices": 2})[1]
+    rate = gauge_rows("pcie_rx_bytes_per_s", [(t * MS, 6.4e9) for t in range(0, 1001, 100)], "gpu")
+    _, ms = _busy(rate, engine={"devices": 2}, machine={"gpus": ["NVIDIA H100 PCIe"] * 2})
+    assert ms["communication"] == pytest.approx(100)
 
 
 def test_kv_space_blocks_what_waits_below_the_limit():

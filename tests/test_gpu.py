@@ -11,7 +11,7 @@ import pytest
 from whywait.net.reach import Reach
 from whywait.probe.amd import RocmSmi
 from whywait.probe.dcgm import DcgmPage
-from whywait.probe.gpu import Nvml, throttling
+from whywait.probe.gpu import Nvml, device_names, throttling
 from whywait.probe.pages import Fetcher
 from whywait.probe.sampler import Config, SamplerProcess
 
@@ -93,6 +93,11 @@ def test_figures_units_and_absence(tmp_path: Path) -> None:
     nvml.close()
     nvml.close()
     assert nvml.sample() == []
+
+
+def test_names_for_the_manifest_or_none(tmp_path: Path) -> None:
+    assert device_names(build(tmp_path, SOURCE + RATES)) == ["Fake A", "Fake B"]
+    assert device_names(str(tmp_path / "nothing.so")) == []
 
 
 def test_clocks_throttling_and_traffic(tmp_path: Path) -> None:

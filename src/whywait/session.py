@@ -37,6 +37,7 @@ from whywait.net.clock import Clock
 from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.net.reach import Reach
 from whywait.probe import bench, host
+from whywait.probe.gpu import device_names
 from whywait.probe.options import Probes
 from whywait.probe.promql import Prometheus
 from whywait.reading import read_elsewhere, too_few
@@ -336,14 +337,15 @@ class Session:
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
         client.update(report.client, warmed_by_point=self._warmed, trace_prefix=self._watching.trace_prefix)
         local = t.endpoint.loopback
+        machine: dict[str, Any] = {"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates}
+        machine.update(agents=self._watching.agents, gpus=device_names() if local else [])
         manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
             command=list(o.command),
             seed=o.seed,
             endpoint={"url": t.endpoint.url, "dialect": t.endpoint.dialect, "stream": o.stream, "loopback": local},
             engine=engine,
-            machine={"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates,
-                     "agents": self._watching.agents},  # fmt: skip
+            machine=machine,
             workload=o.workload.as_dict(),
             client=client,
             clock=report.clock,

@@ -72,7 +72,7 @@ def _gpu(run: Run, window: tuple[int, int], seen: tuple[float, int, int], out: F
     high = max((g.mean for n in flags if (g := gauge(run.readings, n, window, "gpu", combine="mean"))), default=0.0)
     if high <= 0:
         return
-    clock, top = (gauge(run.readings, n, window, "gpu", combine="mean") for n in ("sm_clock_mhz", "sm_clock_max_mhz"))
+    clock, top = (gauge(run.readings, n, window, "gpu", combine="mean") for n in ("sm_clock_hz", "sm_clock_max_hz"))
     if clock is None or top is None or top.high <= 0:
         out.notes["throttled"] = f"at most {high:.0%} of the time: a throttle reason was set, the clocks were not read"
         return
@@ -113,12 +113,21 @@ def _moved(run: Run, window: tuple[int, int], devices: int, out: Found) -> None:
     if device is None:
         return
     for link in _LINKS:
-        ways = [d for way in ("tx", "rx") if (d := _covering(run, f"{link}_{way}_bytes_total", window, "gpu"))]
+        ways = [v for way in ("tx", "rx") if (v := _carried(run, f"{link}_{way}_bytes", window)) is not None]
         if ways:
-            seconds = max(d.value for d in ways) / device.link_bytes_per_s
+            seconds = max(ways) / device.link_bytes_per_s
             out.take["communication"] = (round(seconds * NS_PER_S), "modelled")
             out.notes["communication"] = f"{link} bytes over {device.link_bytes_per_s / 1e9:.0f} GB/s, at least"
             return
+
+
+def _carried(run: Run, name: str, window: tuple[int, int]) -> float | None:
+    """Bytes of all devices in one direction: by a counter, else by a rate over the window."""
+    counted = _covering(run, f"{name}_total", window, "gpu")
+    if counted is not None:
+        return counted.value
+    rate = gauge(run.readings, f"{name}_per_s", window, "gpu")
+    return None if rate is None else rate.mean * (window[1] - window[0]) / NS_PER_S
 
 
 def _covering(run: Run, name: str, window: tuple[int, int], source: str = "process/engine") -> Delta | None:

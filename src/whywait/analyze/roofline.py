@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.counters import delta, series
+from whywait.analyze.counters import delta, gauge, series
 from whywait.analyze.first_token import prefill_windows
 from whywait.analyze.latency import CLOSED, OK, Content, content, gaps
 from whywait.analyze.window import Spans, sweep
@@ -54,18 +54,21 @@ def roofline(run: Run, number: int) -> dict[str, Any]:
         ``mbu`` and ``mfu``: ``{"prefill", "decode": share or None, "how", "of"}`` where ``of`` says against which rates
         (or why unknown). MBU (memory bandwidth utilisation) is the bytes that a step must read over what the machine
         can read in the step's time; MFU (model flops utilisation) likewise with the model's own flops; of prefill both
-        are lower bounds where its time also holds others' decode. ``decode_step``: ``{"shares": of a step by ``TERMS``,
+        are lower bounds where its time also holds others' decode. ``device`` is what the device's own counters say over
+        the whole point (share of cycles that memory, or the matrix units, were active), None where not read.
+        ``decode_step``: ``{"shares": of a step by ``TERMS``,
         "step_ms", "modelled_ms", "error", "batch", "context", "calibrated", "how", "of"}`` or None; ``error`` is
         (modelled − measured) / measured, None at the point it was calibrated on.
     """
     shape = Shape.from_dict(run.manifest.engine.get("model_shape"))
     machine = machine_for(run)
+    dram, tensor = (_active(run, number, name) for name in ("dram_active_share", "tensor_active_share"))
     if shape is None or machine is None:
         missing = " and ".join(
             w for w, x in (("the model's shape", shape), ("the machine's rates", machine)) if x is None
         )
         nothing = {"prefill": None, "decode": None, "how": "unknown", "of": f"{missing} not known"}
-        return {"mbu": nothing, "mfu": dict(nothing), "decode_step": None}
+        return {"mbu": {**nothing, "device": dram}, "mfu": {**nothing, "device": tensor}, "decode_step": None}
     kv = _kv_dtype(run, shape)
     decode, prefill = decode_seen(run, number), prefill_seen(run, number, shape)
     mbu: dict[str, float | None] = {"prefill": None, "decode": None}
@@ -79,7 +82,7 @@ def roofline(run: Run, number: int) -> dict[str, Any]:
         mfu["decode"] = decode.batch * shape.flops_per_token(decode.context) / decode.step_s / machine.flops_per_s
     of = {"how": "modelled", "of": f"{machine.source}; model by {shape.how or 'the manifest'}"}
     step = None if decode is None else _step(run, number, (shape, machine, kv), decode)
-    return {"mbu": {**mbu, **of}, "mfu": {**mfu, **of}, "decode_step": step}
+    return {"mbu": {**mbu, **of, "device": dram}, "mfu": {**mfu, **of, "device": tensor}, "decode_step": step}
 
 
 def machine_for(run: Run) -> Machine | None:
@@ -168,6 +171,13 @@ def _step(run: Run, number: int, parts: tuple[Shape, Machine, str], seen: Decode
         "how": "modelled",
         "of": own.source,
     }
+
+
+def _active(run: Run, number: int, name: str) -> float | None:
+    row = int(np.flatnonzero(run.points["point"] == number)[0])
+    window = (int(run.points["start_ns"][row]), int(run.points["end_ns"][row]))
+    found = gauge(run.readings, name, window, "gpu", combine="mean")
+    return None if found is None else found.mean
 
 
 def _calibration(run: Run) -> int | None:

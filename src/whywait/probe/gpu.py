@@ -181,3 +181,14 @@ class Nvml:
     def _call(self, name: str, *args: Any) -> bool:
         function: Callable[..., int] | None = getattr(self._lib, name, None)  # older drivers lack some
         return function is not None and function(*args) == _SUCCESS
+
+
+def device_names(path: str = LIBRARY) -> list[str]:
+    """Product names of this machine's NVIDIA devices, for what their data sheets say; empty where there is none."""
+    devices = Nvml.open(path)
+    if devices is None:
+        return []
+    try:
+        return devices.names()
+    finally:
+        devices.close()

@@ -33,6 +33,10 @@ def model_rows() -> list[tuple[str, Cell]]:
         ("MBU of prefill, modelled", use("mbu", "prefill")),
         ("MFU of prefill, modelled", use("mfu", "prefill")),
     ]
+    rows += [
+        ("memory active, by the device", use("mbu", "device")),
+        ("matrix units active, by the device", use("mfu", "device")),
+    ]
     rows += [(f"decode step: {name}, modelled", step(name)) for name in TERMS]
     rows.append(("decode step: model − measured", error))
     rows += [
