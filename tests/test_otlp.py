@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -359,7 +359,7 @@ class Engine(ThreadingHTTPServer):
 
     daemon_threads = True
     spans_to = 0
-    seen: ClassVar[list[str]] = []
+    seen: list[str]
 
 
 class Chat(BaseHTTPRequestHandler):
@@ -403,16 +403,19 @@ class Chat(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_run_joins_the_spans_of_its_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_joins_the_spans_of_its_engine(tmp_path: Path, processes: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     with Engine(("127.0.0.1", 0), Chat) as engine:
-        engine.spans_to = port
+        engine.spans_to, engine.seen = port, []
         thread = threading.Thread(target=engine.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             url = f"http://127.0.0.1:{engine.server_address[1]}"
-            options = app.Options(url=url, out=str(tmp_path / "r"), floor=False, probes=Probes(otlp_listen=str(port)))
+            probes = Probes(otlp_listen=str(port))
+            out = str(tmp_path / "r")
+            options = app.Options(url=url, out=out, floor=False, probes=probes, processes=processes)
             result = app.measure(options, [app.Load("concurrency", 2, requests=6)], say=lambda _line: None)
         finally:
             engine.shutdown()

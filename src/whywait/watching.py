@@ -36,6 +36,7 @@ class Watching:
     def __init__(self, probes: Probes, reach: Reach | None = None) -> None:
         self._traces = probes.traces
         self._prepared = probes.prepare(reach)
+        self._where = self._prepared.where
         self._sampler: SamplerProcess | None = None
         self.complaints: list[dict[str, str]] = []  # doubts
 
@@ -52,7 +53,7 @@ class Watching:
     @property
     def where(self) -> str:
         """The address that waits for spans; ''  when none does."""
-        return self._prepared.where if self._traces else ""
+        return self._where
 
     def addressed(self, endpoint: Endpoint) -> Endpoint:
         """For requests of ours that are not measured: their spans are not taken for those of others."""

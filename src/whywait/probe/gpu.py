@@ -179,7 +179,7 @@ class Nvml:
         return int(out.value)
 
     def _call(self, name: str, *args: Any) -> bool:
-        function: Callable[..., int] | None = getattr(self._lib, name, None)  # older drivers lack some
+        function: Callable[..., int] | None = getattr(self._lib, name, None)  # old drivers lack some
         return function is not None and function(*args) == _SUCCESS
 
 

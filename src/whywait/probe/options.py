@@ -148,7 +148,7 @@ def address(text: str, flag: str, token: bool) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{flag}: {text!r} is not [HOST:]PORT", f"such as {flag} 4318")
     if not token and host != "localhost" and not is_loopback(host):
-        raise UsageError(f"{flag} {text}: other machines could reach it", "set a token, or listen on 127.0.0.1")
+        raise UsageError(f"{flag} {text}: other machines could reach it", "give a token file, or 127.0.0.1")
     return host, int(port)
 
 
