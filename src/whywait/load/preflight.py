@@ -79,7 +79,7 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
     at, text = metrics_page(endpoint)
     engine = detect(text, headers, listing)
     target = Target(endpoint, _choose(model, models, endpoint), models, engine)
-    if text and engine is not None:
+    if text and detect(metrics_text=text) is not None:
         target = dataclasses.replace(target, metrics_urls=(endpoint.page(endpoint.root + at),))
     else:
         why = "no /metrics page" if not text else "its /metrics page is of no engine whywait knows"
