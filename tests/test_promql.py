@@ -13,6 +13,7 @@ from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.engines import ENGINES
 from whywait.errors import NotAnEndpoint, Unauthorized, Unreachable, UsageError
+from whywait.load.stub import StubProcess
 from whywait.probe.promql import Prometheus, native_names, parse_match
 
 S = 1_000_000_000
@@ -164,3 +165,19 @@ def test_the_past_is_judged_without_load(tmp_path: Path, capsys: pytest.CaptureF
 def test_flags_that_make_no_sense(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_reads_the_engine_from_a_prometheus(tmp_path: Path) -> None:
+    """And not from the service's own page besides; a point shorter than four scrapes is a doubt."""
+    now = time.time()
+    pages = {"a:8000": [(now + k, vllm_page(2, 0, k + 30)) for k in range(-30, 90)]}
+    out = tmp_path / "run"
+    with serving(FakePrometheus(pages)) as url, StubProcess("--ttft-ms", "10", "--gap-ms", "20", "--timings") as stub:
+        flags = ["--requests", "12", "--output-tokens", "10", "--no-floor", "--prometheus", url, "--out", str(out)]
+        assert main(["run", stub.url, *flags]) == 0
+    run = Run.load(out)
+    sources = set(run.readings["source"].tolist())
+    assert "promql/0" in sources
+    assert not any(s.startswith("metrics/") for s in sources)
+    assert run.manifest.engine["name"] == "vllm"
+    assert "a point or window holds only a few readings" in {d["what"] for d in run.manifest.doubts}
