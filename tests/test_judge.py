@@ -31,7 +31,8 @@ def sweep(concurrency: list[int], gap_of: Any, slots: int = 4, **more: Any) -> R
 
 
 def verdicts(run: Run, engine: str = "llama.cpp") -> dict[str, Verdict]:
-    return {v.cause: v for v in judge(run, summarize(run), flags(engine))}
+    """The first of each cause."""
+    return {v.cause: v for v in reversed(judge(run, summarize(run), flags(engine)))}
 
 
 def test_queue_behind_the_slots_holds_above_them_and_only_there() -> None:

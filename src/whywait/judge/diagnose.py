@@ -22,7 +22,7 @@ def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None
     if not any(p.ok for p in evidence.points):
         if all("passive" in p for p in summary["points"]) and evidence.points:
             return [_idle(summary)]
-        return [*shedding(evidence), _nothing()]
+        return [*_about(shedding(evidence), evidence)[:1], _nothing()]
     found = [v for rule in RULES for v in rule(evidence)]
     return rank(_about(found, evidence))
 
@@ -44,7 +44,7 @@ def _about(found: list[Verdict], e: Evidence) -> list[Verdict]:
             ):
                 continue
             v = replace(v, beyond=True)
-        elif not mine and v.cause in there:
+        elif not mine and v.cause in there and v.state != "fails":
             continue
         elif not mine and v.state == "holds":
             v = replace(v, beyond=True)  # of a smaller load only: true there, not what this load waits on
