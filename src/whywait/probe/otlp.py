@@ -27,7 +27,7 @@ from whywait.probe.spool import Spool
 
 PATH = "/v1/traces"
 MAX_BODY = 16 << 20  # as sent, and once unpacked
-MOST_STRANGERS = 20_000  # spans of others that are kept for the join by request id
+MOST_STRANGERS = 20_000  # request ids of others that are remembered, for their count
 IDLE_S = 30.0
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 
@@ -196,7 +196,7 @@ class Receiver:
         self.token = token
         self._lock = threading.Lock()
         self.ours: set[str] = set()  # traces with our prefix
-        self._named: set[str] = set()  # others with a request id
+        self._named: dict[str, None] = {}  # request ids of others, oldest first
         self.spans = self.dropped = self.refused = 0
         self._cpu_s = 0.0
         self._server: _Quiet | None = None
@@ -219,11 +219,11 @@ class Receiver:
                     continue
                 found, request = figures(span)
                 ours = bool(self._prefix) and span.trace_id.startswith(self._prefix)
-                if not found or not (ours or self._keep(request)):
+                if not found or not (ours or request):
                     self.dropped += 1
                     continue
                 if "e2e_ms" in found or "queue_ms" in found:
-                    (self.ours if ours else self._named).add(span.trace_id if ours else str(request))
+                    self._count(span.trace_id if ours else None, str(request))
                 rows += rows_of(span)
             self.spans += len(spans)
             rows.append(("spans_total", None, float(self.spans)))
@@ -232,8 +232,13 @@ class Receiver:
         now = self._now()
         self._spool.write(now, now, SOURCE, rows)
 
-    def _keep(self, request: str | None) -> bool:
-        return request is not None and (request in self._named or len(self._named) < MOST_STRANGERS)
+    def _count(self, ours: str | None, request: str) -> None:
+        if ours is not None:
+            self.ours.add(ours)
+        else:
+            self._named[request] = None
+            if len(self._named) > MOST_STRANGERS:
+                del self._named[next(iter(self._named))]
 
     def cost(self, cpu_s: float) -> None:
         """Note the CPU time an export took us."""
