@@ -152,6 +152,8 @@ def occupancy(view: View) -> Html:
 
     note = ("Strokes: between them lies the true busy time, which the engine’s CPU time bounds where it was read. "
             "A bar that is busy beyond them held work that was not being computed.")  # fmt: skip
+    told = view.plain[-1]["occupancy"].get("notes") or {} if view.plain else {}
+    note += "".join(f" {DEVICE_NAMES[k].capitalize()} at {load_name(view.plain[-1])}: {v}." for k, v in told.items())
     return _stack(view, _DEVICE, occupancy_reading(view), bounds, note)
 
 

@@ -140,8 +140,9 @@ def _reading(one: Run, row: int, line: Array, others: int) -> str:
     sent, end = one.requests["sent_ns"][row], one.requests["end_ns"][row]
     firsts = one.requests["first_ns"]
     began = int(((firsts > sent) & (firsts < end)).sum()) - int(np.isfinite(firsts[row]))
-    return (f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {others} of those beside it are drawn; "
-            f"{max(began, 0)} others got their first token meanwhile. Strokes are its chunks.")  # fmt: skip
+    drawn = (f"{others} of those beside it are drawn; {max(began, 0)} others got their first token meanwhile."
+             if others else "No other was in flight beside it.")  # fmt: skip
+    return f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {drawn} Strokes are its chunks."
 
 
 def _table(one: Run, rows: list[int], spent: Array) -> Html:

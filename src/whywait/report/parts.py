@@ -53,9 +53,10 @@ def bands_reading(view: View, metric: str) -> str:
         grown, top = slow["mean_ms"] - usual["mean_ms"], max(added, key=lambda k: added[k])
         if grown > max(best[0], 0.05 * usual["mean_ms"]):
             why = _main(slow["causes"].get(top, {}), slow["phases"][top])
+            part = added[top] / grown
+            much = "all of the difference" if part >= 0.95 else f"{percent(part)} of the difference"
             text = (f"At {load_name(p)} the slowest ({slow['band']}) take {ms(slow['mean_ms'])}, the faster half "
-                    f"{ms(usual['mean_ms'])}: {percent(added[top] / grown)} of the difference is "
-                    f"{PHASE_NAMES[top]}{why}.")  # fmt: skip
+                    f"{ms(usual['mean_ms'])}: {much} is {PHASE_NAMES[top]}{why}.")  # fmt: skip
             best = (grown, text)
     return best[1] or "The slowest requests wait for the same as the others."
 
