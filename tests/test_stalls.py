@@ -171,3 +171,13 @@ def test_histograms_of_queue_and_prefill_leave_the_frontend_of_a_point():
     found = point_account(_run([times], readings=only), 0)["phases"]
     assert found["frontend"] == {"ms": pytest.approx(50), "how": "derived"}
     assert found["queue"]["how"] == "unknown"
+
+
+def test_a_queue_while_the_kv_space_was_full_is_the_kv_spaces():
+    full, free = (gauge_rows("kv_use", [(S + t * MS, v) for t in range(0, 400, 100)]) for v in (0.97, 0.5))
+    stages = {"engine_queue_ms": 200.0, "engine_prefill_ms": 60.0}
+    for readings, cause in ((full, "kv space"), (free, "unknown"), (None, "unknown")):
+        assert account(_run([_times(300, STEADY)], readings=readings, **stages)).causes[0]["queue"] == {cause: 1.0}
+    # Over the engine's slots it is their limit, whatever the space.
+    rows = [_row(_times(300, STEADY), i, **stages) for i in range(3)]
+    assert account(make_run(rows, readings=full, engine={"slots": 1})).cause_ns["queue", "slot limit"][2] == 200 * MS

@@ -14,6 +14,7 @@ from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS
 
+KV_FULL = 0.95  # KV space in use from which a request that waits may be waiting for it
 HELD_SHARE, HELD_NS = 0.15, 20 * NS_PER_MS  # less than this is no held-back stream but the frontend or two clocks
 _NEVER = OUTCOMES.index("never_sent")
 
@@ -177,6 +178,16 @@ def waiting_seen(run: Run) -> tuple[Array, Array]:
     asked = np.concatenate([f.asked_ns for f in found])
     order = np.argsort(asked, kind="stable")
     return asked[order], np.concatenate([f.values for f in found])[order] > 0
+
+
+def kv_full_seen(run: Run, line: Line, until: Array) -> Array:
+    """Which requests waited while the KV space of any replica was read as full (bool; ``until`` in ns)."""
+    found = series(run.readings, "kv_use")
+    if not found:
+        return np.zeros(len(until), dtype=bool)
+    full = np.sort(np.concatenate([f.asked_ns[f.values >= KV_FULL] for f in found]))
+    out: Array = np.searchsorted(full, until, "right") > np.searchsorted(full, line.sent, "left")
+    return out
 
 
 def _in_flight_at(line: Line, t: Array, shift: Array) -> Array:

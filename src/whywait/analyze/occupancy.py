@@ -13,7 +13,7 @@ import numpy as np
 
 from whywait.analyze.counters import delta, series
 from whywait.analyze.device_evidence import UNCOVERED, apply, device_evidence
-from whywait.analyze.first_token import prefill_windows, waiting_seen
+from whywait.analyze.first_token import KV_FULL, prefill_windows, waiting_seen
 from whywait.analyze.stats import Doubt
 from whywait.core.run import Run
 from whywait.core.table import Array
@@ -24,7 +24,6 @@ CATEGORIES = (
     "unknown",
 )  # fmt: skip
 STALE = 3  # a reading speaks for at most this many usual sampling intervals
-KV_FULL = 0.95  # KV space in use from which a request that waits may be waiting for it
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import delta, gauge
-from whywait.analyze.first_token import Line, Split, before_first, line_of
+from whywait.analyze.first_token import Line, Split, before_first, kv_full_seen, line_of
 from whywait.analyze.frontend import frontend_causes, frontend_ms
 from whywait.analyze.latency import CLOSED, Content, content, gaps
 from whywait.analyze.stalls import NEIGHBOUR, Stalls, stalls, typical_gaps
@@ -23,7 +23,7 @@ from whywait.units import NS_PER_MS, NS_PER_S
 
 PHASES = ("client", "network", "frontend", "queue", "prefill", "decode", "stall", "tail", "unknown")
 CLIENT, NETWORK, FRONTEND, QUEUE, PREFILL, DECODE, STALL, TAIL, UNKNOWN = range(len(PHASES))
-SLOT_LIMIT, BUFFERING, SPECULATION = "slot limit", "buffering", "rejected speculation"
+SLOT_LIMIT, KV_SPACE, BUFFERING, SPECULATION = "slot limit", "kv space", "buffering", "rejected speculation"
 CHANCE = 0.8  # prefills that cover this share of decode explain every gap and so none
 OVERSHOOT = 0.05  # the engine's prefill may exceed the client's TTFT by this share of it before it is a doubt
 
@@ -83,10 +83,13 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
     phases[:, TAIL] = np.where(line.ok, after, 0)
     phases[:, UNKNOWN] = rest + np.where(line.ok, 0, after)
     unexplained = np.minimum(found.rest, left)
+    other = np.where(split.by_slots, 0, split.queue - split.behind)
+    full = kv_full_seen(run, line, line.first - split.prefill)
     cause_ns = {
         ("queue", SLOT_LIMIT): np.where(split.by_slots, split.queue - split.behind, 0),
         ("queue", NEIGHBOUR): split.behind,
-        ("queue", "unknown"): np.where(split.by_slots, 0, split.queue - split.behind),
+        ("queue", KV_SPACE): np.where(full, other, 0),
+        ("queue", "unknown"): np.where(full, 0, other),
         **{("stall", cause): ns for cause, ns in by.items()},
         ("decode", "unknown"): unexplained,
         ("decode", BUFFERING): split.held,
