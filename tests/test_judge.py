@@ -173,7 +173,7 @@ def test_rank_and_headline() -> None:
     minor = Verdict("m", "M", "holds", 0.05, evidence=("e",))
     assert headline(rank([minor, work])) == "W"
     above = dataclasses.replace(b, beyond=True)
-    assert headline(rank([above, a])) == "A. Beyond that load: b"
+    assert headline(rank([above, a])) == "A. At other loads: b"
     assert headline([c, d]).startswith("Undecided")
     assert "Nothing" in headline([d])
 

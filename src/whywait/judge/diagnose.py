@@ -55,13 +55,13 @@ def _about(found: list[Verdict], e: Evidence) -> list[Verdict]:
 
 
 def headline(verdicts: list[Verdict]) -> str:
-    """The verdict in one sentence: what holds first; a second cause of the same load that matters; what lies beyond."""
+    """The verdict in one sentence: what holds first; a second cause of the same load that matters; other loads."""
     holding = [v for v in verdicts if v.state == "holds"]
     here = [v for v in holding if not v.beyond]
     if here:
         said = here[:1] + [v for v in here[1:] if v.kind == WAIT and (v.share or 0.0) >= MATTERS][:1]
         above = [v for v in holding if v.beyond and v.kind == WAIT][:1]
-        claims = [v.claim for v in said] + [f"Beyond that load: {v.claim[0].lower()}{v.claim[1:]}" for v in above]
+        claims = [v.claim for v in said] + [f"At other loads: {v.claim[0].lower()}{v.claim[1:]}" for v in above]
         return ". ".join(claims)
     if holding:
         return holding[0].claim

@@ -31,7 +31,8 @@ class Cpu:
 
     ``run`` of all its threads; ``lost`` is what the computing threads waited for a core, of the time they wanted one
     (0..1), ``wait`` the same of wall time, per thread; ``others`` is what anybody else used on the cores it may run on,
-    ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute, ``serving_top`` the busiest
+    ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute,
+    ``serving_wait`` what those others waited for a core, ``serving_top`` the busiest
     serving thread: process, seconds on a core, seconds ready. ``quota`` in cores, ``throttled`` seconds and
     ``throttled_periods`` (share) of its control group.
     """
@@ -42,6 +43,7 @@ class Cpu:
     others: float | None = None
     cores: float | None = None
     serving: float | None = None
+    serving_wait: float | None = None
     serving_top: tuple[str, float, float] | None = None
     quota: float | None = None
     throttled: float | None = None

@@ -55,6 +55,7 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
         others=None if busy is None else max(busy - total, 0.0),
         cores=None if cores is None else cores.mean,
         serving=max(total - run_s, 0.0) if hot else None,
+        serving_wait=sum(t.wait for t in cold),
         serving_top=None if top is None else (top.process, top.run, top.wait),
         quota=None if quota is None else quota.mean,
         throttled=_rate(run, "cgroup_throttled_seconds_total", span, "process/engine"),

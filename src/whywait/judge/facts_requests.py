@@ -147,13 +147,13 @@ def reuse(run: Run, one: Run, span: Span) -> Reuse:
     told = run.manifest.engine.get("enable_prefix_caching")
     if isinstance(told, (bool, str)):
         looked = str(told).lower() == "true"
-    offered, groups = _offered(run.manifest.workload, len(req))
+    offered, groups = _offered(run.manifest.workload, len(req), int((run.requests["sent_ns"] < span[0]).sum()))
     return Reuse(offered, hit, looked, any_hit, groups)
 
 
-def _offered(workload: dict[str, Any], n: int) -> tuple[float | None, int]:
-    """The part of the prompt tokens that some earlier one of ``n`` requests began with too: of G beginnings drawn
-    evenly, G (1 - (1 - 1/G)^n) come at least once, and each a first time."""
+def _offered(workload: dict[str, Any], n: int, before: int) -> tuple[float | None, int]:
+    """The part of the prompt tokens of ``n`` requests that some earlier one began with too, ``before`` of which came
+    already: of G beginnings drawn evenly, request i finds its own among them with chance 1 - (1 - 1/G)^i."""
     classes = workload.get("classes") or []
     if not classes or not n:
         return None, 1
@@ -164,9 +164,9 @@ def _offered(workload: dict[str, Any], n: int) -> tuple[float | None, int]:
         if str(c.get("turns", "1")) not in ("1", "None"):
             return None, 1  # turns repeat their history: how much depends on what was said
         weight, groups = float(c.get("share", 1.0)), max(int(c.get("groups") or 1), 1)
-        first = groups * (1 - (1 - 1 / groups) ** n)
+        again = float(np.mean(1 - (1 - 1 / groups) ** np.arange(before, before + n)))
         total, most = total + weight, max(most, groups)
-        share += weight * float(c.get("shared") or 0.0) * max(n - first, 0.0) / n
+        share += weight * float(c.get("shared") or 0.0) * again
     return (share / total if total else None), most
 
 

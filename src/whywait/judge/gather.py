@@ -101,7 +101,7 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
         causes=causes,
         device={k: v or 0.0 for k, v in summary["occupancy"]["shares"].items()},
         summary=summary,
-        gauges={g: _level(run, g, span) for g in GAUGES},
+        gauges={**{g: _level(run, g, span) for g in GAUGES}, "kv_use": _kv(run, span)},
         cpu=engine_cpu(run, steady),
         streams=streams(run, one, acc, span),
         work=work(one, span),
@@ -117,6 +117,20 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
 def _grown(run: Run, name: str, span: Span) -> float | None:
     found = delta(run.readings, name, span)
     return None if found is None else float(found.value)
+
+
+def _kv(run: Run, span: Span) -> Level | None:
+    """KV space in use. Where slots share one space and each states the whole of it, tokens held over tokens there are
+    (told when the engine was started) say more than the gauge."""
+    gauged, held, room = (
+        _level(run, "kv_use", span),
+        _level(run, "kv_tokens_used", span),
+        run.manifest.engine.get("kv_tokens"),
+    )
+    if held is None or not room or (gauged is not None and gauged.high >= held.high / float(room)):
+        return gauged
+    growth = None if held.growth is None else held.growth / room
+    return Level(held.mean / room, held.low / room, held.high / room, growth)
 
 
 def _level(run: Run, name: str, span: Span) -> Level | None:

@@ -11,8 +11,10 @@ from whywait.units import ms, percent
 LOST = 0.15  # of the time the computing threads wanted a core
 AT_QUOTA = 0.9  # of the quota used: no more can be had, whoever else runs
 THROTTLED = 0.2  # of the quota's periods
-SERVING = 0.3  # of the engine's CPU time, by one process that serves rather than computes,
-SATURATED = 0.6  # and that wants a core for this part of the time
+SERVING = 0.3  # of the engine's CPU time, by what serves rather than computes
+SATURATED = 0.6  # of the time, in which a serving process wants a core
+EXPLAINS = 0.4  # of the time outside, by what serving threads ran or wanted to run; not asked for where they use
+OUTWEIGHS = 0.5  # of the engine's CPU time
 FRONTEND = 0.15  # of the requests' time
 
 
@@ -120,19 +122,19 @@ def _by_process(e: Evidence, p: Seen) -> list[Verdict]:
 
 
 def _by_accounts(e: Evidence, p: Seen) -> list[Verdict]:
-    """The engine uses CPU while, by its own figures, no prompt is computed and no token made."""
+    """Threads that do not compute use much CPU while requests are in neither queue, prefill nor decode."""
+    c = p.cpu
     outside = sum(p.share[k] for k in ("frontend", "unknown"))
-    idle = p.device.get("unknown", 0.0) + p.device.get("idle_host", 0.0)
-    busy = p.device.get("prefill_busy", 0.0) + p.device.get("decode_busy", 0.0)
-    if p.cpu.run is None or outside < FRONTEND or idle < FRONTEND or not p.known("prefill"):
+    spent_ms = sum(p.mean_ms[k] for k in ("frontend", "unknown"))
+    if not c.run or c.serving is None or outside < FRONTEND or not p.known("prefill") or not p.ok:
         return []
-    spare = p.cpu.run - busy * float(e.engine.get("threads") or 1)
-    if spare < 0.5 * idle or spare < 0.2:
+    wanted_ms = (c.serving + (c.serving_wait or 0.0)) * p.seconds / p.ok * 1e3
+    explained = c.serving >= OUTWEIGHS * c.run or wanted_ms >= EXPLAINS * spent_ms
+    if c.serving < SERVING * c.run or c.run < 0.1 or not explained:
         return []
-    facts = [
-        f"{percent(outside)} of the requests' time is in neither queue, prefill nor decode ({p.how['prefill']})",
-        f"meanwhile the engine uses CPU: {p.cpu.run:.2f} cores, of which the model accounts for {busy:.2f}",
-    ]
+    facts = [f"{percent(outside)} of the requests' time ({ms(spent_ms)} each) is in neither queue, prefill nor decode",
+             f"threads of the engine that do not compute used {c.serving:.2f} of its {c.run:.2f} cores: "
+             f"{ms(c.serving * p.seconds / p.ok * 1e3)} of CPU per request"]  # fmt: skip
     return [_host_cpu(e, p, outside, facts)]
 
 

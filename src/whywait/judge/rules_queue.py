@@ -7,7 +7,8 @@ from whywait.judge.verdict import Verdict
 from whywait.units import ms, number, percent
 
 ABSENT, PRESENT = 0.02, 0.10  # share of time below which a wait is ruled out, above which it is named
-KV_FULL = 0.9
+KV_FULL, KV_ALL = 0.9, 0.97
+SHED = 0.05  # of the requests, ended with an error
 GROWS = 2.0  # requests in the queue, and
 GROWS_BY = 1.5  # times as many at the end as at the beginning
 LONG_TIME, LONG_FEW = 0.6, 0.5  # long answers: this much of the service time by at most that much of the requests
@@ -15,9 +16,10 @@ LONG_TIME, LONG_FEW = 0.6, 0.5  # long answers: this much of the service time by
 
 def queue(e: Evidence) -> list[Verdict]:
     """One verdict of the worst point that matters and, where it is another, of the worst beyond; and where none is."""
+    failing = [v for p in e.points if (v := _kv_errors(e, p)) is not None]
     known = [p for p in e.plain if p.known("queue")]
     quiet = [p for p in known if p.share["queue"] < ABSENT and not (p.preemptions or 0) and not outrun(p)]
-    out = _none(quiet) if quiet else []
+    out = failing + (_none(quiet) if quiet else [])
     for p in known:
         if p.share["queue"] >= PRESENT or outrun(p) or _pushed(p):
             out += _cause(e, p)
@@ -127,6 +129,21 @@ def _kv(e: Evidence, p: Seen) -> Verdict | None:
                    evidence=tuple(facts), lever=more_kv(e), point=p.number,
                    gain=f"up to {percent(share)} of the requests' time", cost="memory, or precision of the KV",
                    next_step="run once more with twice the space: preemptions and the queue should go")  # fmt: skip
+
+
+def _kv_errors(e: Evidence, p: Seen) -> Verdict | None:
+    """Some engines neither queue nor push out what does not fit: they end it with an error."""
+    kv = p.gauges["kv_use"]
+    broken = sum(x["n"] for x in p.summary.get("errors") or () if x["fault"] == "service" and x["outcome"] != "shed")
+    share = broken / p.tried if p.tried else 0.0
+    if kv is None or kv.high < KV_ALL or share < SHED:
+        return None
+    facts = (f"{broken} of {p.tried} requests ended with an error of the service",
+             f"meanwhile KV space was up to {percent(kv.high)} full")  # fmt: skip
+    return Verdict("kv space", f"At {p.name} requests fail because KV space is used up", "holds", share, of="requests",
+                   where=p.name, how="inferred", evidence=facts, lever=more_kv(e), point=p.number,
+                   gain="requests end instead of failing", cost="memory, or precision of the KV",
+                   next_step="the engine's log at that time; then once more with twice the space")  # fmt: skip
 
 
 def more_kv(e: Evidence) -> str:
