@@ -132,8 +132,7 @@ def test_lengths_are_exact_where_the_service_counts_for_us(engine, dialect, skew
             used.append(server.answer("/v1/completions", body)[1]["usage"]["prompt_tokens"])
     assert doubts == []
     off = np.array(used) - schedule.prompt_tokens
-    assert (np.abs(off) <= 3).all()  # a word has up to five pieces here, so not every count can be met
-    assert np.abs(off).mean() <= 0.8
+    assert (off == 0).all()  # a word has up to five pieces here; what it is too long by is cut from its end
 
 
 def test_histories_are_exact_too():
@@ -144,8 +143,8 @@ def test_histories_are_exact_too():
         prompter = calibrate.exact(found, prompter, schedule, AGENT)
     off = [counted(prompter, schedule, AGENT, row) - int(schedule.prompt_tokens[row]) for row in range(16)]
     assert schedule.prompt_tokens.max() > 400
-    assert np.abs(off).max() <= 8  # code comes in long units
-    assert np.abs(off).mean() <= 2.5
+    assert np.abs(off).max() <= 1
+    assert off.count(0) >= 14
 
 
 def test_histories_come_near_without_a_tokenizer():
@@ -180,7 +179,7 @@ def test_counting_has_an_end(monkeypatch):
         found = calibrate.counter(target, CHAT, Prompter())
         before = len(server.asked)
         prompter = calibrate.exact(found, Prompter(), schedule, CHAT)
-        assert len(server.asked) - before <= 10 + 4
+        assert len(server.asked) - before <= 10 + 4 + calibrate.TRIMS
     assert 1 <= len(prompter.exact) <= 10
 
 

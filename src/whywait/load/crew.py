@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from whywait.load.calibrate import body_of, warm_rows
 from whywait.load.driver import Driver, Point, Progress
 from whywait.load.preflight import Target, ask_once
 from whywait.load.prompts import Prompter
+from whywait.load.recount import Sample, TextCounter
+from whywait.load.tokens import text_counter
 from whywait.load.turns import Turns, languages_of, shares
 from whywait.net.client import Client
 from whywait.net.clock import Clock
@@ -81,6 +84,7 @@ class Report:
     still: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     disk: str = ""
     lost: list[str] = dataclasses.field(default_factory=list)
+    recounts: dict[str, list[dict[str, int]]] = dataclasses.field(default_factory=dict)  # by point: load/recount.py
 
 
 class Guard:
@@ -127,22 +131,42 @@ class Solo:
         self._watch = watch
         self.begin: Callable[[int], int] = lambda start_ns: start_ns
         self.cpu_ns: dict[int, int] = {}
+        self.recounts: dict[str, list[dict[str, int]]] = {}
+        self._counter: tuple[TextCounter | None] | None = None  # found out once, when the first answers are there
 
     def run(self, point: Point, writer: Writer) -> str:
         timeout_s = writer.workload.timeout_s
         driver = Driver(self.client, self.recorder, self.clock, writer.body, writer.stream, timeout_s)
         driver.watch, driver.stop, driver.begin, driver.cpu_ns = self._watch, self.guard, self.begin, self.cpu_ns
         self.guard.begin()
-        return driver.run(point)
+        sample = Sample()
+        driver.tap = sample.tap
+        reason = driver.run(point)
+        if not reason and any(text.parts for text in sample.texts):
+            self._counter = self._counter or (text_counter(writer.target),)
+            if self._counter[0] is not None:
+                self.recounts[str(point.number)] = sample.counts(self._counter[0])
+        return reason
 
     def report(self) -> Report:
         client = {**self.client.facts(), "cpu_ns_by_point": {str(k): v for k, v in self.cpu_ns.items()}}
         c, disk = self.client, self.recorder.complaint
-        return Report(client, [self.clock.facts()], c.failed, c.succeeded, self.guard.still, disk)
+        return Report(
+            client, [self.clock.facts()], c.failed, c.succeeded, self.guard.still, disk, recounts=self.recounts
+        )
 
     def close(self) -> None:
         self.client.close()
         self.recorder.flush()
+
+
+def many_sockets() -> None:
+    """A socket per request in flight: take as many file descriptors as this process may have."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def still_doubt(still: list[tuple[int, int]]) -> dict[str, str] | None:

@@ -56,6 +56,7 @@ class Prompter:
     fits: Mapping[str, Fit] = field(default_factory=dict)
     per_message: float = 4.0
     exact: Mapping[int, int] = field(default_factory=dict)
+    trims: Mapping[int, int] = field(default_factory=dict)  # characters then cut from its end, since a word is no token
 
     def fit(self, language: str) -> Fit:
         return self.fits.get(language) or Fit(per_unit=USUAL[language])

@@ -58,15 +58,18 @@ class Turns:
         history = int(s.prompt_tokens[before] + s.output_tokens[before] - s.thinking_tokens[before])
         return max(1, round((int(s.prompt_tokens[row]) - history - 2 * p.per_message) / fit.per_unit))
 
-    def messages(self, row: int, units: int | None = None) -> list[Message]:
-        """The messages; ``units`` is for another length of the last text than :meth:`units` says."""
+    def messages(self, row: int, units: int | None = None, trim: int = 0) -> list[Message]:
+        """The messages; ``units`` is for another length of the last text than :meth:`units` says, without its last
+        ``trim`` characters."""
+        if units is None:
+            trim = self.prompter.trims.get(int(self.schedule.id[row]), 0)
         s, p, language = self.schedule, self.prompter, self.language(row)
         units = self.units(row) if units is None else units
         per_unit = p.fit(language).per_unit
         if s.blocks and s.blocks[row]:
             whole = max(1, round(s.block_tokens / per_unit))
             names = s.blocks[row]
-            return [Message("user", p.blocks(names, [whole] * (len(names) - 1) + [units], language))]
+            return [Message("user", _cut(p.blocks(names, [whole] * (len(names) - 1) + [units], language), trim))]
         out = []
         chain = self.chain(row)
         number = int(s.id[chain[0]])
@@ -75,8 +78,13 @@ class Turns:
             out.append(Message("system", p.system(int(s.prefix_group[row]), length, language)))
         for turn, at in enumerate(chain):
             length = units if at == row else self.units(at)
-            out.append(Message("user", p.turn(number, turn, length, language, bool(s.tool[at]))))
+            cut = trim if at == row else p.trims.get(int(s.id[at]), 0)
+            out.append(Message("user", _cut(p.turn(number, turn, length, language, bool(s.tool[at])), cut)))
             if at != row:
                 answered = max(1, round(int(s.output_tokens[at] - s.thinking_tokens[at]) / per_unit))
                 out.append(Message("assistant", p.answer(number, turn, answered, language)))
         return out
+
+
+def _cut(text: str, trim: int) -> str:
+    return text[:-trim] if trim else text
