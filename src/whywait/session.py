@@ -88,6 +88,7 @@ class Session:
         self._number = 0
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
+        self._noted: dict[str, Any] = {}
         self._warmed: dict[str, int] = {}
         self._recounts: dict[str, dict[str, Any]] = {}
         self._old_handlers: dict[int, Any] = {}
@@ -194,6 +195,11 @@ class Session:
     def doubt(self, what: str, why: str, next_: str) -> None:
         self._doubts.append({"what": what, "why": why, "next": next_})
 
+    def note(self, **journey: Any) -> None:
+        """Keep what was found so far in the Run's ``manifest.journey``. Plain JSON values."""
+        self._noted.update(journey)
+        self.recorder.note(journey)
+
     def _last(self, point: Point, workload: Workload) -> None:
         """Rough figures of the point just driven, for deciding what to measure next, and how long prompts came out."""
         run = self.recorder.peek().point(self._number - 1)
@@ -208,8 +214,8 @@ class Session:
             known = ok.where(~np.isnan(ok["prompt_tokens"]))
             counts = zip(known["id"].tolist(), known["prompt_tokens"].astype(int).tolist(), strict=True)
             self.prompter = calibrate.refined(self.prompter, point.schedule, workload, counts)
-        told = [{"id": i, "output_tokens": n} for i, n in zip(ok["id"].tolist(), ok["output_tokens"].tolist(), strict=True)]
-        found = recount.compared(self.crew.report().recounts.get(str(point.number), ()), told)
+        usage = dict(zip(ok["id"].tolist(), ok["output_tokens"].tolist(), strict=True))
+        found = recount.compared(self.crew.report().recounts.get(str(point.number), ()), usage)
         if found:
             self._recounts[str(point.number)] = found
             self._doubts += filter(None, [recount.doubt_of(point.number, found)])
@@ -355,7 +361,7 @@ class Session:
             client=client,
             clock=report.clock,
             slo=o.slo,
-            journey=_journey(o),
+            journey={**_journey(o), **self._noted},
             doubts=self._doubts,
         )
         return Manifest(**secrets.cleaned(dataclasses.asdict(manifest)))  # a service may echo what we sent it

@@ -60,6 +60,11 @@ class Recorder:
         """What the disk says when it does not take what is to be written; '' as long as all is well."""
         return self._log.error or self._bin.error
 
+    def note(self, journey: Mapping[str, Any]) -> None:
+        """What a journey that decides as it goes has found so far: a killed run still knows it. Plain JSON values."""
+        self._write("journey", dict(journey))
+        self.flush()
+
     def begin_point(self, row: Mapping[str, Any], planned: Iterable[Mapping[str, Any]]) -> None:
         """Start a load point. ``planned``: what is known of each request before it is sent (id, class, lengths)."""
         self._write("point", dict(row))

@@ -110,13 +110,12 @@ def counter(target: Target, workload: Workload, prompter: Prompter) -> Counter |
 
 def tokenizer_doubt(path: str) -> dict[str, str]:
     """What to say where the file that was named counts otherwise than the service."""
-    return {"what": "the tokenizer given does not count as the service does", "why": f"{path} and usage differ by another "
-            "number of tokens at another length", "next": "give the tokenizer of the model that is served"}  # fmt: skip
+    why = f"{path} and usage differ by another number of tokens at another length, or there is no usage"
+    next_ = "give the tokenizer of the model that is served"
+    return {"what": "the tokenizer given does not count as the service does", "why": why, "next": next_}
 
 
-def _offset(
-    found: Counter, target: Target, workload: Workload, prompter: Prompter, language: str
-) -> int | None:
+def _offset(found: Counter, target: Target, workload: Workload, prompter: Prompter, language: str) -> int | None:
     """What usage counts beyond ``found``, where two prompts of different length agree on that."""
     offsets = set()
     for n in (40, 90):
@@ -129,9 +128,7 @@ def _offset(
     return offsets.pop() if len(offsets) == 1 else None
 
 
-def _learn_template(
-    found: FileCounter, target: Target, workload: Workload, prompter: Prompter, language: str
-) -> None:
+def _learn_template(found: FileCounter, target: Target, workload: Workload, prompter: Prompter, language: str) -> None:
     """What a system prompt and an earlier turn add; the latter only if two turns add twice as much as one."""
     if not (workload.has_sessions or workload.trace or workload.fitted or any(c.shared for c in workload.classes)):
         return

@@ -11,7 +11,7 @@ name, the last by the tolerance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 MOST, MOST_CHARS = 8, 1 << 16
@@ -107,7 +107,7 @@ class Sample:
 
     def counts(self, counter: TextCounter) -> list[dict[str, int]]:
         """Tokens of each text by ``counter``, as numbers only; the texts are forgotten."""
-        out = []
+        out: list[dict[str, int]] = []
         for text in self.texts:
             total = 0
             for part in text.parts.values():
@@ -123,15 +123,14 @@ class Sample:
         return out
 
 
-def compared(counts: Iterable[Mapping[str, int]], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Recounted against usage: ``rows`` are of the requests table. None where no ok request can be compared.
+def compared(counts: Iterable[Mapping[str, int]], usage_of: Mapping[int, float]) -> dict[str, Any] | None:
+    """Recounted against usage (output tokens of ok requests by id). None where no answer can be compared.
 
     ``off`` is of each the tokens between usage and what the text can account for, 0 inside of that.
     """
-    by_id = {int(r["id"]): r for r in rows}
     told = []
     for c in counts:
-        usage = by_id.get(c["id"], {}).get("output_tokens")
+        usage = usage_of.get(c["id"])
         if usage is None or math.isnan(usage):
             continue
         least, most = c["counted"], c["counted"] + c["choices"] + MARKS * c["thinking"]
@@ -155,4 +154,3 @@ def doubt_of(point: int, found: Mapping[str, Any] | None) -> dict[str, str] | No
         f"are off by more than 2 % and 2 tokens (worst: {found['worst_off']:+d})",
         "next": "figures use usage as it is; does the service count other tokens than it sends, or send text in part?",
     }
-

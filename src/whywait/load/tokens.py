@@ -25,7 +25,7 @@ TOKENIZE = ("vllm", "llama.cpp")  # engines whose /tokenize is known
 
 
 class Counter(Protocol):
-    """Counts as usage does. ``calls`` are requests it sent to the service, which is ``far`` when not on this machine."""
+    """Counts as usage does. ``calls`` are requests it sent to the service, which is ``far`` when on another machine."""
 
     calls: int
 

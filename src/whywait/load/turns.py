@@ -32,14 +32,26 @@ class Turns:
         self._after = schedule.after_rows()
 
     def chain(self, row: int) -> list[int]:
-        """The rows of the session up to ``row``, which is the last."""
+        """The rows up to ``row``, which is the last, that its prompt holds: those of the session; but a turn whose
+        prompt is too short for what was said before begins anew."""
         out = [row]
-        while (before := int(self._after[out[-1]])) >= 0:
+        while (before := self._before(out[-1])) >= 0:
             out.append(before)
         return out[::-1]
 
+    def _before(self, row: int) -> int:
+        before = int(self._after[row])
+        return before if before >= 0 and self.schedule.prompt_tokens[row] > self._said(before) else -1
+
+    def _said(self, row: int) -> int:
+        """Tokens of a history up to the answer to ``row``."""
+        s = self.schedule
+        return int(s.prompt_tokens[row] + s.output_tokens[row] - s.thinking_tokens[row])
+
     def language(self, row: int) -> str:
-        first = self.chain(row)[0]
+        first = row
+        while (before := int(self._after[first])) >= 0:
+            first = before
         name = self.schedule.class_names[self.schedule.klass[first]]
         return self.prompter.language(int(self.schedule.id[first]), self._languages.get(name) or self._languages[""])
 
@@ -49,14 +61,13 @@ class Turns:
         known = p.exact.get(int(s.id[row]))
         if known is not None:
             return known
-        fit, before = p.fit(self.language(row)), int(self._after[row])
+        fit, before = p.fit(self.language(row)), self._before(row)
         if s.blocks:
             return fit.units(int(s.prompt_tokens[row]) - s.block_tokens * (len(s.blocks[row]) - 1))
         if before < 0:
             extra = int(s.prefix_tokens[row]) + (p.per_message if s.prefix_group[row] >= 0 else 0)
             return fit.units(int(s.prompt_tokens[row]) - extra)
-        history = int(s.prompt_tokens[before] + s.output_tokens[before] - s.thinking_tokens[before])
-        return max(1, round((int(s.prompt_tokens[row]) - history - 2 * p.per_message) / fit.per_unit))
+        return max(1, round((int(s.prompt_tokens[row]) - self._said(before) - 2 * p.per_message) / fit.per_unit))
 
     def messages(self, row: int, units: int | None = None, trim: int = 0) -> list[Message]:
         """The messages; ``units`` is for another length of the last text than :meth:`units` says, without its last

@@ -20,7 +20,7 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import mean_rate, schedule_of
 from whywait.net.reach import Reach, parse_header
-from whywait.report import live, text
+from whywait.report import knee, live, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 
@@ -234,11 +234,7 @@ def _ceiling(loads: list[app.Load], workload: Workload) -> int | None:
 
 
 def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], judged_only: bool = False) -> int:
-    if args.json:
-        json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        text.print_result(result.summary, result.verdicts, str(result.directory))
+    tell(args, result)
     if result.interrupted:
         return EXIT_INTERRUPTED
     if result.run.manifest.partial and not judged_only:
@@ -255,6 +251,17 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
     if args.strict and not any(v.state == "holds" for v in result.verdicts):
         return EXIT_UNDECIDED
     return EXIT_OK
+
+
+def tell(args: argparse.Namespace, result: app.Result) -> None:
+    """The result on stdout: JSON, the answer of a search, or verdicts and table."""
+    if args.json:
+        json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    elif "find" in result.summary:
+        knee.print_find(result.summary, str(result.directory))
+    else:
+        text.print_result(result.summary, result.verdicts, str(result.directory))
 
 
 def raise_invalid(invalid: list[str]) -> None:
