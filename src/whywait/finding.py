@@ -57,14 +57,14 @@ def find(
     with Session(options, stderr, watch, engine) as s:
         tap = _tapped(s)
         search = _first_guess(s, max_rate)
-        s.note(find=found(search, rules, probes, budget_s, s.reason))
+        s.recorder.note(find=found(search, rules, probes, budget_s, s.reason))
         while search is not None and not s.reason and (ask := search.next(deadline - time.monotonic())):
             probe = _probe(s, tap, search, ask, rules)
             if not (s.reason and probe["answer"] == "undecided"):  # cut off before it said anything
                 probes.append(probe)
                 _say_probe(stderr, probe)
-            s.note(find=found(search, rules, probes, budget_s, s.reason))
-        s.note(find=found(search, rules, probes, budget_s, s.reason))
+            s.recorder.note(find=found(search, rules, probes, budget_s, s.reason))
+        s.recorder.note(find=found(search, rules, probes, budget_s, s.reason))
         result = app.keep(s.finish(), s.directory)
         discard_spool(s.directory)
     return dataclasses.replace(result, interrupted=s.interrupted)
