@@ -88,7 +88,6 @@ class Session:
         self._number = 0
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
-        self._noted: dict[str, Any] = {}
         self._warmed: dict[str, int] = {}
         self._recounts: dict[str, dict[str, Any]] = {}
         self._old_handlers: dict[int, Any] = {}
@@ -194,11 +193,6 @@ class Session:
 
     def doubt(self, what: str, why: str, next_: str) -> None:
         self._doubts.append({"what": what, "why": why, "next": next_})
-
-    def note(self, **journey: Any) -> None:
-        """Keep what was found so far in the Run's ``manifest.journey``. Plain JSON values."""
-        self._noted.update(journey)
-        self.recorder.note(journey)
 
     def _last(self, point: Point, workload: Workload) -> None:
         """Rough figures of the point just driven, for deciding what to measure next, and how long prompts came out."""
@@ -361,7 +355,7 @@ class Session:
             client=client,
             clock=report.clock,
             slo=o.slo,
-            journey={**_journey(o), **self._noted},
+            journey=_journey(o),
             doubts=self._doubts,
         )
         return Manifest(**secrets.cleaned(dataclasses.asdict(manifest)))  # a service may echo what we sent it
