@@ -311,7 +311,7 @@ def test_warming_sends_every_prompt_that_will_come_again_whole_and_once():
     schedule = closed_schedule(workload, 50, first_id=1000)
     with serving() as (server, target):
         writer = Writer(target, Prompter(cache="warm"), workload)
-        assert writer.warm(schedule) == 8
+        assert writer.warm(schedule).answered == 8
         sent = [body for path, body in server.asked]
     assert all(b["max_tokens"] == 1 and not b["stream"] for b in sent)
     warm = [b["messages"][0]["content"].split() for b in sent]
@@ -319,11 +319,3 @@ def test_warming_sends_every_prompt_that_will_come_again_whole_and_once():
         text = json.loads(writer.body(row, schedule))["messages"][0]["content"].split()
         body = len(text) - 22  # the question at its end comes earlier in a shorter prompt
         assert any(w[:body] == text[:body] and len(w) >= len(text) for w in warm)
-
-
-def test_warming_a_session_sends_its_longest_turn():
-    schedule = closed_schedule(dataclasses.replace(AGENT, cache="warm"), 64)
-    rows = calibrate.warm_rows(schedule)
-    assert all(int(schedule.turn[row]) == 3 for row in rows)
-    sessions = {int(s) % 8 for s in schedule.session_id}
-    assert {int(schedule.session_id[row]) % 8 for row in rows} == sessions

@@ -111,8 +111,8 @@ class Session:
         self._announce()
         preflight.fit_context(self.target, o.workload)
         first = preflight.first_request(self.target, o.workload, o.stream)
-        salt = os.urandom(4).hex()
-        prompter = Prompter(o.workload.seed, o.workload.cache, salt)
+        self._salt = os.urandom(4).hex()
+        prompter = Prompter(o.workload.seed, o.workload.cache, self._salt)
         self.prompter, doubts = calibrate.calibrate(self.target, o.workload, prompter)
         self._counter = calibrate.counter(self.target, o.workload, self.prompter)
         if o.tokenizer and self._counter is None:
@@ -162,12 +162,16 @@ class Session:
         """Drive one load point; False when the session was cut short and no further point should follow."""
         workload = load.workload or self.options.workload
         schedule, duration_s = schedule_of(load, workload, self._next_id, self._number)
+        self.prompter = dataclasses.replace(
+            self.prompter, salt=f"{self._salt}-{self._number}"
+        )  # no point knows another's
         if self._counter is not None:
             self.prompter = calibrate.exact(self._counter, self.prompter, schedule, workload)
         writer = Writer(self.target, self.prompter, workload, self.options.stream)
         if workload.cache == "warm":
-            warmed = self._warmed[str(self._number)] = writer.warm(schedule)
-            self._say(f"cache warmed: {warmed} prompts were sent once; they are not among the requests measured")
+            warmed = writer.warm(schedule)
+            self._warmed[str(self._number)] = warmed.answered
+            self._say(str(warmed))
         point = Point(self._number, load.mode, load.target, schedule, duration_s, load.label)
         point.ramp_s, point.max_in_flight = workload.ramp_s, workload.max_in_flight
         reason = self.crew.run(point, writer)

@@ -10,7 +10,7 @@ from typing import Any
 
 from whywait.core.schedule import Schedule, Workload
 from whywait.load.preflight import Target, ask_once
-from whywait.load.prompts import LEAST_TOKENS_PER_UNIT, WARM_PROMPTS, Fit, Prompter
+from whywait.load.prompts import LEAST_TOKENS_PER_UNIT, Fit, Prompter
 from whywait.load.tokens import TOKENIZE, Counter, FileCounter, ServiceCounter
 from whywait.load.turns import Message, Turns, languages_of
 
@@ -248,16 +248,3 @@ def _follow(fit: Fit, pairs: Seen) -> Fit:
         return fit.refit(pairs)
     slope = sum((tokens - fit.overhead) / n for n, tokens in pairs) / len(pairs)
     return Fit(fit.overhead, slope) if slope >= LEAST_TOKENS_PER_UNIT else fit
-
-
-def warm_rows(schedule: Schedule) -> list[int]:
-    """The longest request of each prompt that will come again: sent once, they leave the others' text in the cache."""
-    longest: dict[tuple[int, int], int] = {}
-    turns = schedule.session_id
-    for row, (i, session, group) in enumerate(
-        zip(schedule.id.tolist(), turns.tolist(), schedule.prefix_group.tolist(), strict=True)
-    ):
-        key = ((i if session < 0 else session) % WARM_PROMPTS, group)
-        if key not in longest or schedule.prompt_tokens[row] > schedule.prompt_tokens[longest[key]]:
-            longest[key] = row
-    return sorted(longest.values())

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 from whywait.core.recorder import Recorder
 from whywait.core.schedule import Schedule, Workload
-from whywait.load.calibrate import body_of, warm_rows
+from whywait.load.calibrate import body_of
 from whywait.load.driver import Driver, Point, Progress
 from whywait.load.preflight import Target, ask_once
 from whywait.load.prompts import Prompter
 from whywait.load.recount import Sample, TextCounter
 from whywait.load.tokens import text_counter
-from whywait.load.turns import Turns, languages_of, shares
+from whywait.load.turns import Message, Turns, languages_of, shares
+from whywait.load.warming import Warmed, warm
 from whywait.net.client import Client
 from whywait.net.clock import Clock
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -46,13 +47,15 @@ class Writer:
         messages = Turns(self.prompter, schedule, languages_of(self.workload)).messages(row)
         return body_of(self.target, messages, max_tokens or int(schedule.output_tokens[row]), options)
 
-    def warm(self, schedule: Schedule) -> int:
-        """Send once each prompt that will come again, for one token; how many were answered. In no table of the run."""
-        answered = 0
-        for row in warm_rows(schedule):
-            facts = ask_once(self.target, self.body(row, schedule, 1), False, self.workload.timeout_s)
-            answered += facts.get("outcome") == "ok"
-        return answered
+    def warm(self, schedule: Schedule) -> Warmed:
+        """Send once each beginning that will come again, for one token. In no table of the run."""
+        options = self.target.options(self.workload, False, self.prompter.salt, True)
+
+        def ask(messages: list[Message], _row: int) -> bool:
+            body = body_of(self.target, messages, 1, options)
+            return ask_once(self.target, body, False, self.workload.timeout_s).get("outcome") == "ok"
+
+        return warm(Turns(self.prompter, schedule, languages_of(self.workload)), ask)
 
 
 class Crew(Protocol):

@@ -47,7 +47,8 @@ class Prompter:
     ``fits`` are by language; before calibrating, usual ratios are assumed. Each further message costs ``per_message``
     tokens. ``exact`` holds how many units the prompt of a request (by id) needs, where that was found out one by one.
     ``cache``: ``cold`` begins every prompt, or session, with a salt of its own, so no prefix is shared but those meant;
-    ``warm`` repeats eight prompts; ``natural`` draws freely without a salt.
+    ``warm`` repeats eight prompts (where beginnings are shared by name, those and no others: ``load/turns.py``);
+    ``natural`` draws freely without a salt.
     """
 
     seed: int = 1
@@ -90,7 +91,7 @@ class Prompter:
         head = [self._salt(f"{self.seed}/group/{group}")] if self.cache == "cold" else []
         return _joined([*head, *self._fill(random.Random(f"{self.seed}/group/{group}"), length, language)][:length])
 
-    def blocks(self, names: Sequence[int], lengths: Sequence[int], language: str = "en") -> str:
+    def blocks(self, names: Sequence[int | str], lengths: Sequence[int], language: str = "en") -> str:
         """Text made of named pieces: equal names (and lengths) are equal text."""
         out = [self._salt(f"{self.seed}/blocks")] if self.cache == "cold" else []
         for name, length in zip(names, lengths, strict=True):

@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import orjson
 
-from whywait.errors import UsageError, WhywaitError
+from whywait.errors import MissingExtra, UsageError, WhywaitError
 from whywait.load.preflight import Target
 from whywait.load.turns import Message
 from whywait.net.endpoint import post
 
 FILE = "tokenizer.json"
-INSTALL = "pip install 'whywait[tokenizer]'"
 TOKENIZE = ("vllm", "llama.cpp")  # engines whose /tokenize is known
 
 
@@ -144,7 +143,7 @@ def load(path: str) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise UsageError("--tokenizer needs the package tokenizers, which is not installed", INSTALL) from None
+        raise MissingExtra("--tokenizer", "tokenizer") from None
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise UsageError(f"--tokenizer: there is no file {file}", f"give a {FILE} or the folder that holds it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ class Turns:
 
     def __init__(self, prompter: Prompter, schedule: Schedule, languages: Mapping[str, Sequence[str]]) -> None:
         self.prompter, self.schedule, self._languages = prompter, schedule, languages
+        # Under a warm cache what is shared by name comes again, and nothing else does.
+        named = prompter.cache == "warm" and bool(schedule.blocks or (schedule.prefix_group >= 0).any())
+        self._own = dataclasses.replace(prompter, cache="cold") if named else prompter
         self._after = schedule.after_rows()
 
     def chain(self, row: int) -> list[int]:
@@ -55,6 +59,27 @@ class Turns:
         name = self.schedule.class_names[self.schedule.klass[first]]
         return self.prompter.language(int(self.schedule.id[first]), self._languages.get(name) or self._languages[""])
 
+    def beginning(self, row: int, names: Sequence[int] = ()) -> list[Message]:
+        """A prompt with what this row shares with others, and next to nothing else: its first blocks ``names``, or its
+        system prompt and a word."""
+        p, language = self.prompter, self.language(row)
+        per_unit = p.fit(language).per_unit
+        if names:
+            whole = max(1, round(self.schedule.block_tokens / per_unit))
+            return [Message("user", p.blocks(names, [whole] * len(names), language))]
+        length = max(1, round(int(self.schedule.prefix_tokens[row]) / per_unit))
+        system = p.system(int(self.schedule.prefix_group[row]), length, language)
+        return [Message("system", system), Message("user", p.turn(0, 0, 1, language))]
+
+    def _names(self, row: int) -> Sequence[int | str]:
+        """The row's blocks; under a warm cache those no other request has are named anew in every run, so that an
+        earlier one with the same seed did not leave them there."""
+        names = self.schedule.blocks[row]
+        if self._own is self.prompter:
+            return names
+        counts = self.schedule.block_counts()
+        return [n if counts[n] > 1 else f"{self.prompter.salt}/{n}" for n in names]
+
     def units(self, row: int) -> int:
         """How long this turn's own text is to be, in units, so that the whole prompt has its tokens."""
         s, p = self.schedule, self.prompter
@@ -79,7 +104,7 @@ class Turns:
         per_unit = p.fit(language).per_unit
         if s.blocks and s.blocks[row]:
             whole = max(1, round(s.block_tokens / per_unit))
-            names = s.blocks[row]
+            names = self._names(row)
             return [Message("user", _cut(p.blocks(names, [whole] * (len(names) - 1) + [units], language), trim))]
         out = []
         chain = self.chain(row)
@@ -90,7 +115,7 @@ class Turns:
         for turn, at in enumerate(chain):
             length = units if at == row else self.units(at)
             cut = trim if at == row else p.trims.get(int(s.id[at]), 0)
-            out.append(Message("user", _cut(p.turn(number, turn, length, language, bool(s.tool[at])), cut)))
+            out.append(Message("user", _cut(self._own.turn(number, turn, length, language, bool(s.tool[at])), cut)))
             if at != row:
                 answered = max(1, round(int(s.output_tokens[at] - s.thinking_tokens[at]) / per_unit))
                 out.append(Message("assistant", p.answer(number, turn, answered, language)))
