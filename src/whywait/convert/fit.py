@@ -50,7 +50,7 @@ def fit(trace: Trace) -> Fitted:
     def buckets(mine: NDArray[np.bool_], reuse: Floats | None) -> tuple[Bucket, ...]:
         return _buckets(trace, reuse, mine)
 
-    hashed: Floats | None = hit * _unhashed(trace) if hit is not None else None
+    hashed = (hit * _unhashed(trace)).astype(np.float64) if hit is not None else None
     kinds = learn(trace, u, reuse, hashed, buckets)
     # Sessions arrive; their later turns come when the one before has ended.
     return Fitted(_stages(trace.at_s[u.starts]), (), block_tokens, _ago(ago), kinds, n)

@@ -63,14 +63,14 @@ def _beginnings(turns: Turns) -> list[tuple[float, Callable[[], list[Message]], 
             found.append((float(len(names) * count), partial(turns.beginning, row, names), row))
         return found
     if (s.prefix_group >= 0).any():
-        longest, count = dict[int, int](), Counter(s.prefix_group.tolist())
+        longest, uses = dict[int, int](), Counter(s.prefix_group.tolist())
         for row, group in enumerate(s.prefix_group.tolist()):
             if group >= 0 and (group not in longest or s.prefix_tokens[row] > s.prefix_tokens[longest[group]]):
                 longest[group] = row
         return [
-            (float(s.prefix_tokens[row]) * count[group], partial(turns.beginning, row), row)
+            (float(s.prefix_tokens[row]) * uses[group], partial(turns.beginning, row), row)
             for group, row in longest.items()
-            if count[group] > 1
+            if uses[group] > 1
         ]
     return [(1.0, partial(turns.messages, row), row) for row in warm_rows(s)]
 
