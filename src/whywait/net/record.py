@@ -23,7 +23,7 @@ from whywait.errors import UsageError
 from whywait.net.dialect import ANSWER, ROLE
 from whywait.net.loop import Loop
 from whywait.net.outcome import facts_of
-from whywait.net.serve import Request
+from whywait.net.reply import Request
 from whywait.net.wire import Response, WireError
 
 VERSION = 1
@@ -89,13 +89,13 @@ class Recorder:
         self._serial += 1
         return Watched(self, self._serial, request, dialect)
 
-    def hash_later(self, watched: Watched, body: dict[str, Any]) -> None:
+    def later(self, watched: Watched) -> None:
         if not self._work:
-            self._loop.call_at(0, self._hash_some)
-        self._work.append((watched.chain.feed(prompt_texts(body)), watched))
+            self._loop.when_idle(self._hash_some)
+        self._work.append((watched.work(), watched))
 
     def _hash_some(self) -> int | None:
-        """One bounded piece per turn of the loop, so that no stream waits for another's long prompt."""
+        """One bounded piece when the loop has nothing else to do, so that no byte waits for a prompt to be read."""
         work, watched = self._work[0]
         try:
             next(work)
@@ -105,7 +105,7 @@ class Recorder:
         except Exception:  # a prompt so odd that it cannot be read, such as one nested a thousand deep
             self._work.popleft()
             watched.hashed(known=False)
-        return monotonic_ns() + 1 if self._work else None
+        return 0 if self._work else None
 
     def finish(self) -> None:
         """Hash what is left, for the end of a recording."""
@@ -131,11 +131,27 @@ class Watched:
         self._head_ns: int | None = None
         self._chunks = 0
         self._waiting = 2  # for the answer's end and for the hashes
-        body = _body(request.body)
-        self._row.update(_asked(body, dialect), **self._who(request, body))
-        self._response: Response | None = Response(bool(body.get("stream")), dialect=dialect)
-        recorder.book.write({**self._row, "event": "arrived"})
-        recorder.hash_later(self, body)
+        self._request: Request | None = request
+        self._dialect = dialect
+        self._body: dict[str, Any] = {}
+        self._response: Response | None = None
+        recorder.later(self)
+
+    def work(self) -> Iterator[None]:
+        """All that takes time and no byte may wait for, a piece at a time."""
+        self._begin()
+        yield
+        yield from self.chain.feed(prompt_texts(self._body))
+
+    def _begin(self) -> None:
+        """Read what was asked: when the loop has time, or when the answer comes and that cannot wait."""
+        request, self._request = self._request, None
+        if request is None:
+            return
+        body = self._body = _body(request.body)
+        self._row.update(_asked(body, self._dialect), **self._who(request, body))
+        self._response = Response(bool(body.get("stream")), dialect=self._dialect)
+        self._recorder.book.write({**self._row, "event": "arrived"})
 
     def _who(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         headers, secret = request.headers, self._recorder.secret
@@ -152,10 +168,11 @@ class Watched:
 
     def read(self, data: bytes) -> None:
         """Bytes of the answer, after they went on to the client."""
+        now = monotonic_ns() - self._t0
+        self._begin()
         response = self._response
         if response is None:
             return
-        now = monotonic_ns() - self._t0
         try:
             response.feed(data)
         except WireError:
@@ -174,6 +191,7 @@ class Watched:
                 self._chunks += len(kinds)
 
     def end(self, reason: str) -> None:
+        self._begin()
         row, response = self._row, self._response
         row["end_ns"] = monotonic_ns() - self._t0
         if response is not None:
@@ -196,6 +214,7 @@ class Watched:
         self._done()
 
     def hashed(self, known: bool = True) -> None:
+        self._body = {}
         self._row.update(blocks=self.chain.hashes if known else [], prompt_words=self.chain.words if known else None)
         self._done()
 
