@@ -63,6 +63,29 @@ def test_a_short_span_is_off_by_no_more_than_a_lag() -> None:
     assert _open([0.0, 0.0, 0.0, 2.0])["points"][0]["offered"]["valid"] is True
 
 
+def _closed(late_ms: float, after: int) -> dict[str, Any]:
+    """Summary of a closed loop of one place, 40 requests of 100 ms each, the client late from ``after`` on."""
+    rows, free = [], 0
+    for i in range(40):
+        sent = free + (round(late_ms * MS) if i >= after else 0)
+        rows.append({"due_ns": free, "sent_ns": sent, "first_ns": sent + MS, "last_ns": sent + 100 * MS,
+                     "end_ns": sent + 100 * MS})  # fmt: skip
+        free = sent + 100 * MS
+    return summarize(make_run(rows, points=[{"start_ns": 0, "end_ns": free}]))
+
+
+def test_a_closed_loop_is_invalid_by_the_load_that_was_missing() -> None:
+    """Latencies count from the send there: a few late ones change nothing, many take the load away."""
+    few, many = _closed(20.0, after=38), _closed(20.0, after=20)
+    assert few["points"][0]["offered"]["client_lag_ms"] == 20.0
+    assert few["points"][0]["offered"]["idle_share"] == pytest.approx(40 / 4040)
+    assert few["invalid"] == []
+    (said,) = many["invalid"]
+    late = "sends were 20.0 ms late (p99; at most 5.00 ms)"
+    assert said == f"at concurrency 1 {late}, so that 9.1 % of the load asked for was missing"
+    assert _closed(4.0, after=0)["invalid"] == []
+
+
 def test_points_of_our_own_do_not_make_a_run_invalid() -> None:
     late = [0.5] * 90 + [30.0] * 10
     s = _open(late, point={"label": "long prompts mixed in"})
@@ -128,6 +151,7 @@ def test_a_client_that_was_stopped(stub: StubProcess, tmp_path: Path) -> None:
 @pytest.fixture
 def always_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that no send keeps."""
+    monkeypatch.setattr(offered, "RATE", -1.0)
     monkeypatch.setattr(offered, "LAG_MS", -1.0)
     monkeypatch.setattr(offered, "LAG_SHARE", -1.0)
 

@@ -14,7 +14,7 @@ from whywait.analyze.latency import CLOSED, OK, Content
 from whywait.analyze.stats import Doubt
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, NS_PER_S, load_name, ms, number
+from whywait.units import NS_PER_MS, NS_PER_S, load_name, ms, number, percent
 
 RATE = 0.02  # the achieved rate may differ by this share from the asked one
 LAG_MS = 5.0  # sends may be late by this (p99), or by LAG_SHARE of the median end-to-end time
@@ -24,8 +24,12 @@ LAG_SHARE = 0.02
 def offered(one: Run) -> dict[str, Any]:
     """How a load point was offered: ``asked_per_s`` by the timetable (open loop), ``sent_per_s``, ``lag_ms`` (due to
     sent: p99 and largest), ``client_lag_ms`` (its p99 without waiting for a place under ``max_in_flight``, which was
-    asked for), ``lag_limit_ms``, and ``valid``: False where the client's lag or the rate is past its bound, null where
-    the lag is not known. A single late send is an accident, not a p99."""
+    asked for), ``lag_limit_ms``, ``idle_share`` (closed loop: of the time of the places, how much the client let pass
+    before it sent) and ``valid``, null where the lag is not known.
+
+    False in an open loop where lag or rate is past its bound; a single late send is an accident, not a p99. In a closed
+    loop latencies count from the send, so a late one only takes load away: False where both lag and idle share are.
+    """
     due, sent = one.requests["due_ns"], one.requests["sent_ns"]
     late, own, held = (sent - due) / NS_PER_MS, *_own_lag(one)
     late, own = late[~np.isnan(late)], own[~np.isnan(own)]
@@ -36,10 +40,23 @@ def offered(one: Run) -> dict[str, Any]:
     asked = _rate(due) if one.points["mode"][0] != CLOSED else None
     got = _rate(sent)
     p99 = float(np.quantile(own, 0.99)) if len(own) else None
-    on_time = p99 is not None and (p99 <= limit or int((own > limit).sum()) < 2)
-    valid = None if p99 is None else bool(on_time and (asked is None or held or _kept(due, sent, limit)))
-    return {"asked_per_s": asked, "sent_per_s": got, "lag_ms": lag, "client_lag_ms": p99, "lag_limit_ms": limit,
-            "valid": valid}  # fmt: skip
+    idle = _idle_share(one)
+    out = {"asked_per_s": asked, "sent_per_s": got, "lag_ms": lag, "client_lag_ms": p99, "lag_limit_ms": limit,
+           "idle_share": idle, "valid": None}  # fmt: skip
+    if p99 is None:
+        return out
+    if idle is not None:
+        return {**out, "valid": p99 <= limit or idle <= RATE}
+    on_time = p99 <= limit or int((own > limit).sum()) < 2
+    return {**out, "valid": bool(on_time and (asked is None or held or _kept(due, sent, limit)))}
+
+
+def _idle_share(one: Run) -> float | None:
+    due, sent, end = one.requests["due_ns"], one.requests["sent_ns"], one.requests["end_ns"]
+    whole = float(np.nansum(end - due))
+    if one.points["mode"][0] != CLOSED or whole <= 0:
+        return None
+    return float(np.nansum(sent - due)) / whole
 
 
 def _own_lag(one: Run) -> tuple[Array, bool]:
@@ -84,6 +101,8 @@ def invalid(points: Sequence[dict[str, Any]]) -> list[str]:
         why = []
         if o["client_lag_ms"] > o["lag_limit_ms"]:
             why.append(f"sends were {ms(o['client_lag_ms'])} late (p99; at most {ms(o['lag_limit_ms'])})")
+        if o["idle_share"] is not None:
+            why.append(f"so that {percent(o['idle_share'])} of the load asked for was missing")
         if o["asked_per_s"] and abs((o["sent_per_s"] or 0.0) / o["asked_per_s"] - 1) > RATE:
             why.append(f"{number(o['sent_per_s'])} of {number(o['asked_per_s'])} requests/s were sent")
         out.append(f"at {load_name(p['mode'], p['target'])} {', '.join(why)}")
