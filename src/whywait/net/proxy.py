@@ -226,6 +226,8 @@ class Proxy:
         self.loop = Loop()
         self.server = Server(self._handle, *listen, loop=self.loop)
         self.server.early = self._early
+        if token is None:
+            self.server.accepted = self._connect
         self.loop.call_at(monotonic_ns() + SWEEP_NS, self._sweep)
 
     def _early(self, request: Request, reply: Reply) -> Exchange | None:
@@ -237,6 +239,17 @@ class Proxy:
         exchange = self._exchange(request, reply)
         exchange.start(int(request.headers["content-length"]))
         return exchange
+
+    def _connect(self, conn: Line) -> None:
+        """A client that connects would connect to the service: so its first request need not wait for that."""
+        upstream = self._pairs[conn] = Upstream(self.loop, self.endpoint.address, self._tls, self.endpoint.host)
+
+        def closed(reason: str) -> None:
+            self._pairs.pop(conn, None)
+            if not reason:  # the service hung up; what it refuses is tried again, and told, with the first request
+                conn.close()
+
+        upstream.on_closed = closed
 
     def _exchange(self, request: Request, reply: Reply) -> Exchange:
         upstream = self._pairs.pop(request.conn, None)

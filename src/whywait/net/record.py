@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -78,7 +78,7 @@ class Recorder:
         self.without_usage = 0
         self.secret = new_secret()
         self._loop, self._serial = loop, 0
-        self._work: deque[tuple[Iterator[None], Watched]] = deque()
+        self._work: deque[tuple[Iterator[None], Callable[[bool], None]]] = deque()
 
     def watch(self, request: Request) -> Watched | None:
         """None for what asks for no tokens: model lists, health, metrics."""
@@ -89,22 +89,23 @@ class Recorder:
         self._serial += 1
         return Watched(self, self._serial, request, dialect)
 
-    def later(self, watched: Watched) -> None:
+    def later(self, work: Iterator[None], done: Callable[[bool], None]) -> None:
+        """``done`` is told whether all went well."""
         if not self._work:
             self._loop.when_idle(self._hash_some)
-        self._work.append((watched.work(), watched))
+        self._work.append((work, done))
 
     def _hash_some(self) -> int | None:
         """One bounded piece when the loop has nothing else to do, so that no byte waits for a prompt to be read."""
-        work, watched = self._work[0]
+        work, done = self._work[0]
         try:
             next(work)
         except StopIteration:
             self._work.popleft()
-            watched.hashed()
+            done(True)
         except Exception:  # a prompt so odd that it cannot be read, such as one nested a thousand deep
             self._work.popleft()
-            watched.hashed(known=False)
+            done(False)
         return 0 if self._work else None
 
     def finish(self) -> None:
@@ -132,16 +133,20 @@ class Watched:
         self._chunks = 0
         self._waiting = 2  # for the answer's end and for the hashes
         self._request: Request | None = request
-        self._dialect = dialect
+        self._dialect, self._hashing = dialect, False
         self._body: dict[str, Any] = {}
         self._response: Response | None = None
-        recorder.later(self)
+        recorder.later(self._noted(), lambda _: None)
 
-    def work(self) -> Iterator[None]:
-        """All that takes time and no byte may wait for, a piece at a time."""
+    def _noted(self) -> Iterator[None]:
         self._begin()
         yield
-        yield from self.chain.feed(prompt_texts(self._body))
+
+    def _hash(self) -> None:
+        """Not before an answer comes: until then the service may want the CPU, and the client waits for it."""
+        if not self._hashing:
+            self._hashing = True
+            self._recorder.later(self.chain.feed(prompt_texts(self._body)), self.hashed)
 
     def _begin(self) -> None:
         """Read what was asked: when the loop has time, or when the answer comes and that cannot wait."""
@@ -170,6 +175,7 @@ class Watched:
         """Bytes of the answer, after they went on to the client."""
         now = monotonic_ns() - self._t0
         self._begin()
+        self._hash()
         response = self._response
         if response is None:
             return
@@ -192,6 +198,7 @@ class Watched:
 
     def end(self, reason: str) -> None:
         self._begin()
+        self._hash()
         row, response = self._row, self._response
         row["end_ns"] = monotonic_ns() - self._t0
         if response is not None:
@@ -213,7 +220,7 @@ class Watched:
             self._recorder.without_usage += 1
         self._done()
 
-    def hashed(self, known: bool = True) -> None:
+    def hashed(self, known: bool) -> None:
         self._body = {}
         self._row.update(blocks=self.chain.hashes if known else [], prompt_words=self.chain.words if known else None)
         self._done()

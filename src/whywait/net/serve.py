@@ -294,6 +294,7 @@ class Server:
         self.loop = loop or Loop()
         #: Asked when a request's head is there: who takes its body as it comes, or None for the handler as usual.
         self.early: Callable[[Request, Reply], Early | None] | None = None
+        self.accepted: Callable[[Conn], None] = lambda _: None  # told of every new connection
         self.call_at, self.step, self.stop = self.loop.call_at, self.loop.step, self.loop.stop
         self.conns: set[Conn] = set()
         self.loop.watch(self._listener.fileno(), self._accept)
@@ -310,7 +311,9 @@ class Server:
                 sock, _address = self._listener.accept()
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.conns.add(make(self, sock))
+                conn = make(self, sock)
+                self.conns.add(conn)
+                self.accepted(conn)
         except (BlockingIOError, ConnectionError):
             pass
         except OSError:  # out of descriptors: the listener stays readable, so look away for a while instead of spinning
