@@ -53,7 +53,8 @@ def test_show_says_what_find_said_and_gates_hold(
     assert main(["find", stub.url, *SHORT, *flags, "--fail-if", "find.high<100"]) == 1
     said = capsys.readouterr()
     assert "find.high is" in said.err
-    assert "the SLO is missed at" in said.out
+    kept = json.loads((Path(out) / "summary.json").read_text())["find"]
+    assert headline(kept) in said.out  # a busy box may leave even this undecided, and then that is what is shown again
     assert main(["show", out]) == 0
     assert _answer(capsys.readouterr().out) == _answer(said.out)
     # No rate is known to keep it, so no figure of such a point passes.
@@ -61,7 +62,6 @@ def test_show_says_what_find_said_and_gates_hold(
     assert "no rate is known to keep the SLO" in capsys.readouterr().err
     assert main(["show", out, "--fail-if", "find.low<1"]) == 1
     assert main(["show", out, "--fail-if", "find.nothing<1"]) == 2
-    kept = json.loads((Path(out) / "summary.json").read_text())["find"]
     assert kept == Run.load(out).manifest.journey["find"]
     assert kept["cut_short"] == ""
 
