@@ -23,7 +23,8 @@ from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.judge.diagnose import headline, judge
 from whywait.report import svg
-from whywait.report.html import MOST_REQUESTS, render
+from whywait.report.html import render
+from whywait.report.per_request import MOST_REQUESTS
 
 MB = 1_000_000
 VOID = {"meta", "link", "br", "hr", "img", "input"}

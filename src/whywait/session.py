@@ -25,8 +25,8 @@ from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Workload
 from whywait.errors import InternalError, UsageError
 from whywait.lab.state import Engine
-from whywait.load import calibrate, preflight
-from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
+from whywait.load import calibrate, preflight, recount, tokens
+from whywait.load.crew import Crew, Report, Solo, Writer, many_sockets, still_doubt
 from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
@@ -68,6 +68,7 @@ class Options:
     command: tuple[str, ...] = ()
     reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
     body: dict[str, Any] = field(default_factory=dict)  # fields merged into every request
+    tokenizer: str = ""  # a tokenizer.json or its folder, where the service does not count prompts itself
 
 
 class Session:
@@ -88,6 +89,7 @@ class Session:
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
         self._warmed: dict[str, int] = {}
+        self._recounts: dict[str, dict[str, Any]] = {}
         self._old_handlers: dict[int, Any] = {}
         self._sampler: SamplerProcess | None = None
 
@@ -95,11 +97,13 @@ class Session:
         o = self.options
         if o.out:
             refuse_used(Path(o.out))
+        if o.tokenizer:
+            tokens.load(o.tokenizer)  # what is wrong with it is said before anything is sent
         key = read_key(o.api_key_file)
         secrets.hide(key)
         endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s, o.reach)
         _may_load(endpoint, o)
-        self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body)
+        self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body, tokenizer=o.tokenizer)
         endpoint = self.target.endpoint  # a redirect may have moved it
         for said in preflight.aloud(endpoint):
             self._say(f"{said['what']}: {said['why']}")
@@ -107,10 +111,12 @@ class Session:
         self._announce()
         preflight.fit_context(self.target, o.workload)
         first = preflight.first_request(self.target, o.workload, o.stream)
-        salt = os.urandom(4).hex()
-        prompter = Prompter(o.workload.seed, o.workload.cache, salt)
+        self._salt = os.urandom(4).hex()
+        prompter = Prompter(o.workload.seed, o.workload.cache, self._salt)
         self.prompter, doubts = calibrate.calibrate(self.target, o.workload, prompter)
         self._counter = calibrate.counter(self.target, o.workload, self.prompter)
+        if o.tokenizer and self._counter is None:
+            doubts = [*doubts, calibrate.tokenizer_doubt(o.tokenizer)]
         self._doubts += [*doubts, *self.target.notes]
         if "output_tokens" in first and first["output_tokens"] is None:
             next_ = "chunks are counted instead; TPOT becomes an interval"
@@ -121,7 +127,7 @@ class Session:
         self.clock = Clock()
         self.recorder = Recorder(self.directory, self._manifest())
         self._start_sampler(endpoint)
-        _many_sockets()
+        many_sockets()
         self.crew = self._crew()
         for number in (signal.SIGINT, signal.SIGTERM):
             self._old_handlers[number] = signal.signal(number, self._on_signal)
@@ -156,12 +162,16 @@ class Session:
         """Drive one load point; False when the session was cut short and no further point should follow."""
         workload = load.workload or self.options.workload
         schedule, duration_s = schedule_of(load, workload, self._next_id, self._number)
+        self.prompter = dataclasses.replace(
+            self.prompter, salt=f"{self._salt}-{self._number}"
+        )  # no point knows another's
         if self._counter is not None:
             self.prompter = calibrate.exact(self._counter, self.prompter, schedule, workload)
         writer = Writer(self.target, self.prompter, workload, self.options.stream)
         if workload.cache == "warm":
-            warmed = self._warmed[str(self._number)] = writer.warm(schedule)
-            self._say(f"cache warmed: {warmed} prompts were sent once; they are not among the requests measured")
+            warmed = writer.warm(schedule)
+            self._warmed[str(self._number)] = warmed.answered
+            self._say(str(warmed))
         point = Point(self._number, load.mode, load.target, schedule, duration_s, load.label)
         point.ramp_s, point.max_in_flight = workload.ramp_s, workload.max_in_flight
         reason = self.crew.run(point, writer)
@@ -202,6 +212,11 @@ class Session:
             known = ok.where(~np.isnan(ok["prompt_tokens"]))
             counts = zip(known["id"].tolist(), known["prompt_tokens"].astype(int).tolist(), strict=True)
             self.prompter = calibrate.refined(self.prompter, point.schedule, workload, counts)
+        usage = dict(zip(ok["id"].tolist(), ok["output_tokens"].tolist(), strict=True))
+        found = recount.compared(self.crew.report().recounts.get(str(point.number), ()), usage)
+        if found:
+            self._recounts[str(point.number)] = found
+            self._doubts += filter(None, [recount.doubt_of(point.number, found)])
         late = run.requests["sent_ns"] - run.requests["due_ns"] > HELD_NS
         if point.max_in_flight is not None and not point.closed and late.any():
             what = f"{int(late.sum())} of {len(late)} requests waited in the client for a place in flight"
@@ -331,7 +346,7 @@ class Session:
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
-        client.update(report.client, warmed_by_point=self._warmed)
+        client.update(report.client, warmed_by_point=self._warmed, recount_by_point=self._recounts)
         local = t.endpoint.loopback
         manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
@@ -351,7 +366,7 @@ class Session:
 
 
 #: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.
-KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body")
+KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body", "tokenizer")
 
 
 def _journey(o: Options) -> dict[str, Any]:
@@ -367,15 +382,6 @@ def _may_load(endpoint: Endpoint, o: Options) -> None:
         f"{endpoint.netloc} is not this machine, and this would send it {ceiling}",
         "add --load if you may load that service",
     )
-
-
-def _many_sockets() -> None:
-    """A socket per request in flight: take as many file descriptors as this process may have."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _new_directory(out: str | None) -> Path:

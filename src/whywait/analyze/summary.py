@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze.classes import by_class
 from whywait.analyze.counters import delta, gauge
 from whywait.analyze.goodput import answer_tokens, goodput
 from whywait.analyze.latency import Content, content, latency_summary, per_request
 from whywait.analyze.occupancy import device_account
-from whywait.analyze.offered import acceptance, errors, miscounted, offered
+from whywait.analyze.offered import acceptance, errors, invalid, miscounted, offered
 from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
 from whywait.analyze.stats import Doubt, summary, t975
 from whywait.analyze.trust import doubts
@@ -40,14 +41,15 @@ _WHY_NULL = {
 def summarize(run: Run) -> dict[str, Any]:
     """The summary of ``run``: plain JSON values, None where unknown with the reason in ``doubts``.
 
-    Keys: ``whywait_version, schema_version, definitions, made_by, partial, slo, points, knee, verdicts, doubts``;
-    ``verdicts`` is left empty for the judge. Each point has ``point, label, mode, target, window``, the latency
-    summaries ``first_byte_ms, ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms, chunk_gap_ms, itl_ms`` (``stats.summary``),
-    rates per second of the window ``output_tokens_per_s`` (of ``ok`` requests, with ``output_tokens_per_s_ci``),
-    ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s, effective_tokens_per_s, answer_tokens_per_s,
-    requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due requests, ``offered`` and ``errors`` (see
-    ``offered.py``), ``counts`` by outcome, ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``,
-    ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases`` and ``occupancy``. Latencies are
+    Keys: ``whywait_version, schema_version, definitions, made_by, partial, invalid`` (see ``offered.py``), ``slo,
+    slo_of_classes, points, knee, verdicts, doubts``; ``verdicts`` is left empty for the judge. Each point has ``point,
+    label, mode, target, window``, the latency summaries ``first_byte_ms, ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms,
+    chunk_gap_ms, itl_ms`` (``stats.summary``), rates per second of the window ``output_tokens_per_s`` (of ``ok``
+    requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s,
+    effective_tokens_per_s, answer_tokens_per_s, requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due
+    requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
+    ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``,
+    ``energy_j_per_request``, ``phases`` and ``occupancy``. Latencies are
     those of ``ok`` requests that began in the window; counts and shares are of all.
     """
     acc = account(run)
@@ -63,7 +65,9 @@ def summarize(run: Run) -> dict[str, Any]:
         "definitions": m.definitions,
         "made_by": m.made_by,
         "partial": m.partial,
+        "invalid": invalid(points),
         "slo": dict(m.slo),
+        "slo_of_classes": {c["name"]: c["slo"] for c in m.workload.get("classes") or () if c.get("slo")},
         "points": points,
         "knee": knee(points),
         "verdicts": [],
@@ -102,7 +106,8 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     inside = starts_inside(one, w.start_ns, w.end_ns) if not w.whole else np.ones(len(one.requests), dtype=bool)
     latency, found = latency_summary(one, inside, c)
     found += miscounted(one, c)
-    ok = per_request(one, c).ok
+    lat = per_request(one, c)
+    ok = lat.ok
     tokens, peak, missing = token_rate(one, c, w, ok)
     if missing:
         found.append(
@@ -139,6 +144,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "requests_per_s": request_rate(one, w, ok),
         "goodput_requests_per_s": good.requests_per_s,
         "goodput_share": good.share,
+        "classes": by_class(one, good, inside, w, lat),
         "offered": offered(one),
         "errors": errors(one),
         "counts": {name: int((one.requests["outcome"] == i).sum()) for i, name in enumerate(OUTCOMES)},
