@@ -22,17 +22,18 @@ RANGES = {"M/D/4": (4.0, 16.0), "M/G/8": (4.0, 16.0), "batching": (2.0, 20.0)}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--base", type=int, default=0, help="first seed: a base never used before is a fresh sample")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds of (simulated) time for each search")
     parser.add_argument("--model", action="append", choices=list(MODELS))
     args = parser.parse_args()
-    print(f"{args.seeds} searches each, budget {args.budget:.0f} s")
+    print(f"{args.seeds} searches each from seed {args.base}, budget {args.budget:.0f} s")
     for name in args.model or MODELS:
         began = time.perf_counter()
         model = MODELS[name]
         knee = model.knee or true_knee(model, *RANGES[name])
         batch = 500
         found = [f for k in range(0, args.seeds, batch)
-                 for f in run_searches(model, min(batch, args.seeds - k), args.budget, seed=k)]  # fmt: skip
+                 for f in run_searches(model, min(batch, args.seeds - k), args.budget, seed=args.base + k)]  # fmt: skip
         holds = np.mean([f.holds(knee) for f in found])
         both = [f.search for f in found if f.search.low and f.search.high]
         wrong = [sum((f.search.low or 0) > knee for f in found), sum((f.search.high or np.inf) < knee for f in found)]

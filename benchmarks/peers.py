@@ -8,9 +8,9 @@ Each is a program in a virtual environment of its own: ``--venvs DIR/NAME``, mad
     python benchmarks/peers.py --venvs … --no-install --found aiperf=DIR   # only what is there already
     python benchmarks/peers.py --venvs … --json out.json --markdown        # the tables of docs/benchmarks.md
 
-The stub notes when it had read each request and when it sent each chunk; that is the truth for all of them, so a
-peer that sends late, or reads late, shows it. A figure that a peer does not report is null, one that could not be taken
-is not there: neither is ever 0.
+The stub notes when the kernel had each request whole (its receive stamp) and when it sent each chunk; that is the truth
+for all of them, so a peer that sends late, or reads late, shows it. A figure that a peer does not report is null, one
+that could not be taken is not there: neither is ever 0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -65,8 +66,32 @@ COSTS = {
 def serve(log: Path, flags: Sequence[str]) -> int:
     """The stub, as it is, with a note of every content chunk; written to ``log`` when it ends."""
     from whywait.load import stub
+    from whywait.net import serve as server
+    from whywait.net import stamps
     from whywait.net.clock import bracket
 
+    wall = bracket()[0]
+
+    class Stamped(server.Conn):
+        """A request has come when the kernel had its last byte: with hundreds of streams the stub reads it later."""
+
+        def __init__(self, to: server.Server, sock: socket.socket) -> None:
+            stamps.enable(sock)
+            super().__init__(to, sock)
+            self._arrived = 0
+            self._recv = self._stamped
+
+        def _stamped(self, size: int) -> bytes:
+            data, ancillary, _, _ = self._sock.recvmsg(size, stamps.ANCILLARY)
+            arrived = stamps.unix_ns(ancillary)
+            self._arrived = arrived - wall if arrived else time.monotonic_ns()
+            return data
+
+        def _feed(self, data: bytes) -> None:
+            self._read_ns = self._arrived
+            super()._feed(data)
+
+    server.Conn = Stamped  # type: ignore[misc]
     kept: list[tuple[int, array[int]]] = []
 
     class Noted(stub.Stream):
@@ -88,7 +113,7 @@ def serve(log: Path, flags: Sequence[str]) -> int:
     code = stub.main([*flags, "--die-with-stdin"])
     kept.sort(key=lambda stream: stream[0])
     np.savez(log, accepted=np.array([a for a, _ in kept], np.int64), counts=np.array([len(t) for _, t in kept], int),
-             t=np.array([x for _, t in kept for x in t], np.int64), wall=bracket()[0])  # fmt: skip
+             t=np.array([x for _, t in kept for x in t], np.int64), wall=wall)  # fmt: skip
     return code
 
 

@@ -132,8 +132,7 @@ def test_lengths_are_exact_where_the_service_counts_for_us(engine, dialect, skew
             used.append(server.answer("/v1/completions", body)[1]["usage"]["prompt_tokens"])
     assert doubts == []
     off = np.array(used) - schedule.prompt_tokens
-    assert (np.abs(off) <= 3).all()  # a word has up to five pieces here, so not every count can be met
-    assert np.abs(off).mean() <= 0.8
+    assert (off == 0).all()  # a word has up to five pieces here; what it is too long by is cut from its end
 
 
 def test_histories_are_exact_too():
@@ -144,8 +143,8 @@ def test_histories_are_exact_too():
         prompter = calibrate.exact(found, prompter, schedule, AGENT)
     off = [counted(prompter, schedule, AGENT, row) - int(schedule.prompt_tokens[row]) for row in range(16)]
     assert schedule.prompt_tokens.max() > 400
-    assert np.abs(off).max() <= 8  # code comes in long units
-    assert np.abs(off).mean() <= 2.5
+    assert np.abs(off).max() <= 1
+    assert off.count(0) >= 14
 
 
 def test_histories_come_near_without_a_tokenizer():
@@ -180,7 +179,7 @@ def test_counting_has_an_end(monkeypatch):
         found = calibrate.counter(target, CHAT, Prompter())
         before = len(server.asked)
         prompter = calibrate.exact(found, Prompter(), schedule, CHAT)
-        assert len(server.asked) - before <= 10 + 4
+        assert len(server.asked) - before <= 10 + 4 + calibrate.TRIMS
     assert 1 <= len(prompter.exact) <= 10
 
 
@@ -312,7 +311,7 @@ def test_warming_sends_every_prompt_that_will_come_again_whole_and_once():
     schedule = closed_schedule(workload, 50, first_id=1000)
     with serving() as (server, target):
         writer = Writer(target, Prompter(cache="warm"), workload)
-        assert writer.warm(schedule) == 8
+        assert writer.warm(schedule).answered == 8
         sent = [body for path, body in server.asked]
     assert all(b["max_tokens"] == 1 and not b["stream"] for b in sent)
     warm = [b["messages"][0]["content"].split() for b in sent]
@@ -320,11 +319,3 @@ def test_warming_sends_every_prompt_that_will_come_again_whole_and_once():
         text = json.loads(writer.body(row, schedule))["messages"][0]["content"].split()
         body = len(text) - 22  # the question at its end comes earlier in a shorter prompt
         assert any(w[:body] == text[:body] and len(w) >= len(text) for w in warm)
-
-
-def test_warming_a_session_sends_its_longest_turn():
-    schedule = closed_schedule(dataclasses.replace(AGENT, cache="warm"), 64)
-    rows = calibrate.warm_rows(schedule)
-    assert all(int(schedule.turn[row]) == 3 for row in rows)
-    sessions = {int(s) % 8 for s in schedule.session_id}
-    assert {int(schedule.session_id[row]) % 8 for row in rows} == sessions

@@ -80,11 +80,11 @@ def test_nothing_is_due_after_it_is_over() -> None:
 
 
 def test_headlines_are_intervals_or_say_what_is_not_known() -> None:
-    base = {"low": 4.0, "high": 5.0, "decided": True, "why": ""}
+    base = {"low": 4.0, "high": 5.0, "decided": True, "why": "", "cut_short": ""}
     assert "between" in headline(base)
     assert "highest rate that was allowed" in headline({**base, "high": None})
     for low, high in ((4.0, None), (None, 5.0), (None, None)):
-        said = headline({"low": low, "high": high, "decided": False, "why": "the time budget ran out"})
+        said = headline({**base, "low": low, "high": high, "decided": False, "why": "the time budget ran out"})
         assert said.startswith("not decided in the budget")
         assert "the time budget ran out" in said
 

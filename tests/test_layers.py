@@ -36,7 +36,8 @@ MAY: dict[str, set[str]] = {
     "report": {*ANALYSIS, "judge"},
     # The application. The session drives the producers and leaves what they made to app, which knows both halves.
     "watching": {*FLOOR, *PRODUCERS},
-    "session": {*FLOOR, *PRODUCERS, "reading", "watching"},
+    "options": {*FLOOR, *PRODUCERS},
+    "session": {*FLOOR, *PRODUCERS, "options", "reading", "watching"},
     "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
     "reading": {*FLOOR, *PRODUCERS},
     "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "reading", "watching"},
@@ -44,8 +45,21 @@ MAY: dict[str, set[str]] = {
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
     "exam_score": {*CORE, "lab", "judge", "app", "exam"},
-    "verbs": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "finding", "probing", "observing",
-              "reading", "exam", "exam_score"},  # fmt: skip
+    "verbs": {
+        *FLOOR,
+        *PRODUCERS,
+        *ANALYSIS,
+        "judge",
+        "report",
+        "session",
+        "app",
+        "finding",
+        "probing",
+        "observing",
+        "reading",
+        "exam",
+        "exam_score",
+    },
     "cli": {"whywait", "errors", "verbs"},
     "__main__": {"cli"},
 }

@@ -75,7 +75,7 @@ def test_a_run_over_a_cable(spaces: tuple[str, str], stub: str, tmp_path: Path, 
             "--requests", "40", "--prompt-tokens", "16", "--output-tokens", "20", "--processes", processes, "--out",
             str(out)]  # fmt: skip
     done = subprocess.run(argv, capture_output=True, text=True, env=_env(), timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 6), done.stderr  # 6: a busy box sent late
     assert f"load on {SERVER}" in done.stderr  # announced: it is not this machine, as far as the client can tell
     run = Run.load(out)
     assert run.requests.text("outcome") == ["ok"] * 40

@@ -22,7 +22,9 @@ from whywait.load.preflight import Target, aloud, ask_once, find, first_request
 from whywait.load.stub import StubProcess, StubThread
 from whywait.load.stub_plan import Options, Plan
 from whywait.net.endpoint import Endpoint, get, parse_url
+from whywait.net.outcome import facts_of
 from whywait.net.reach import Reach, parse_header, proxy_for
+from whywait.net.wire import Response
 from whywait.probe.pages import Fetcher
 
 QUICK = Plan(ttft_ms=1, gap_ms=1, tokens=4)
@@ -284,7 +286,7 @@ def redirecting(seen: list[str] | None = None, **to: str) -> Iterator[str]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(307)
-            self.send_header("Location", "http://elsewhere.example/")
+            self.send_header("Location", "http://me:pw@elsewhere.example:81/v2/chat?key=s3cr3t#part")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -329,6 +331,36 @@ def test_a_redirect_under_load_is_an_error_of_the_url() -> None:
     with redirecting() as url:
         facts = ask(url)
     assert (facts["outcome"], facts["fault"], facts["status"]) == ("http_error", "user", 307)
+    assert facts["detail"] == "307 redirects to http://elsewhere.example:81/v2/chat"  # neither query nor password
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("/v2/chat/completions?x=1", "redirects to /v2/chat/completions"),
+        ("//other:8/v1", "redirects to http://other:8/v1"),
+        ("https://[::1]:9/v1", "redirects to https://[::1]:9/v1"),
+        ("http://[broken/v1", ""),
+        ("/what you asked was", ""),
+        ("", ""),
+        ("?only=query", ""),
+        ("/" + "a" * 5000, "redirects to /" + "a" * 199),
+    ],
+)
+def test_where_a_redirect_leads_is_told_by_host_and_path(location: str, said: str) -> None:
+    response = Response(stream=True)
+    response.feed(f"HTTP/1.1 308 Moved\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
+    assert facts_of(response, 0)["detail"] == f"308 {said}".strip()
+
+
+def test_a_redirect_met_only_under_load_is_in_the_error_table(tmp_path: Path) -> None:
+    from tests.test_stream_cases import closed, measure
+
+    with redirecting() as url:
+        _, summary = measure(url, tmp_path / "r", closed(3, 1))
+    (row,) = summary["points"][0]["errors"]
+    assert (row["status"], row["n"], row["fault"]) == (307, 3, "user")
+    assert row["detail"] == "307 redirects to http://elsewhere.example:81/v2/chat"
 
 
 def test_tls_goodbye_ends_a_body_though_the_connection_stays(pki: Path) -> None:
@@ -394,7 +426,8 @@ def test_a_whole_run_through_the_command_line(tmp_path: Path) -> None:
 
 
 def test_a_redirect_of_the_first_request_is_named() -> None:
-    with redirecting() as url, pytest.raises(NotAnEndpoint, match="307"):
+    named = "307 to /v1/chat/completions: a redirect to http://elsewhere.example:81/v2/chat$"
+    with redirecting() as url, pytest.raises(NotAnEndpoint, match=named):
         first_request(find(parse_url(url), None), Workload(), True)
 
 

@@ -193,7 +193,7 @@ def test_the_client_is_suspended(stub: StubProcess, tmp_path: Path) -> None:
     time.sleep(2)
     os.kill(p.pid, signal.SIGCONT)
     said = _end(p)
-    assert p.returncode == 0, said
+    assert p.returncode in (0, 6), said  # 6: sends were late by it
     run = Run.load(out)
     (doubt,) = [d for d in run.manifest.doubts if d["what"] == "the client stood still"]
     seconds = float(doubt["why"].split("for ")[1].split(" s")[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,8 +13,8 @@ from whywait.judge.search import ALPHA, BLOCK_S, ENOUGH, PROBES, Ask, Look, Rule
 from whywait.judge.sequential import (
     Evidence,
     autocorrelation_time,
+    clearing,
     evidence,
-    keeps_clear,
     share_interval,
     slope,
     wealth,
@@ -77,11 +78,11 @@ def test_clear_needs_distance_and_time() -> None:
     rng = np.random.default_rng(2)
     busy = rng.poisson(5, 400).astype(float)
     narrow = 0.5 + 0.03 * rng.standard_normal(400)
-    assert keeps_clear(narrow, busy, 0.95)
-    assert not keeps_clear(narrow + 0.4, busy, 0.95)  # five per cent of Cantelli's worst case would be above 1
-    assert not keeps_clear(narrow[:30], busy[:30], 0.95)
+    assert clearing(narrow, busy, 0.95) >= 1
+    assert clearing(narrow + 0.4, busy, 0.95) == 0  # five per cent of Cantelli's worst case would be above 1
+    assert 0.2 < clearing(narrow[:30], busy[:30], 0.95) < 1  # narrow enough, and too few so far
     # No wait at all so far proves nothing while the queue has hardly had time to change.
-    assert not keeps_clear(np.zeros(400), np.cumsum(rng.standard_normal(400)), 0.95)
+    assert clearing(np.zeros(400), np.cumsum(rng.standard_normal(400)), 0.95) < 1
 
 
 def test_slope_tells_growth_from_noise() -> None:
@@ -215,6 +216,19 @@ def test_a_probe_that_will_not_answer_in_its_time_ends_early() -> None:
     assert not enough(told("", 0.95, now=20.0), ask, RULES)
     assert not enough(told("", 0.99, now=40.0), ask, RULES)
     assert enough(told("", 0.99, now=90.0), ask, RULES)
+
+
+def test_a_probe_goes_on_where_mean_and_spread_will_say_yes_in_its_time() -> None:
+    """A steering rule only: what is said then rests on the same bounds."""
+    ask, dull = Ask(5.0, 90.0, False), told("", 0.95, now=60.0)
+
+    def look_with(*clearing: float) -> Look:
+        return dataclasses.replace(dull, evidence=tuple(dull.evidence[0]._replace(clearing=c) for c in clearing))
+
+    assert enough(look_with(0.0), ask, RULES)
+    assert enough(look_with(0.5), ask, RULES)
+    assert not enough(look_with(0.7), ask, RULES)
+    assert enough(look_with(0.7, 0.0), ask, RULES)  # every rule must
 
 
 def test_formula_and_simulation_agree_on_the_knee() -> None:

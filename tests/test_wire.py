@@ -434,7 +434,7 @@ def test_lenient_takes_a_clean_end_for_an_end_and_no_other() -> None:
         ("400 Bad", "application/json", '{"message":"secret","type":"BadRequest","code":400}', "400 BadRequest 400"),
         ("400 Bad", "application/json", '{"error":{"type":"the prompt was: secret","code":null}}', "400"),
         ("400 Bad", "secret kind", "x", "400"),
-        ("307 Moved", "text/plain", "", "307"),
+        ("307 Moved", "text/plain", "", "307 redirects to /x"),
     ],
 )  # fmt: skip
 def test_error_bodies_are_named_not_quoted(status: str, kind: str, body: str, detail: str) -> None:

@@ -277,6 +277,9 @@ def analysed(run: Run, directory: Path) -> Result:
         flags["slots"] = f"{flags.get('slots')} of the server, --slots N of diagnose"
     verdicts = judge(run, summary, flags)
     summary["verdicts"] = [v.as_dict() for v in verdicts]
+    find = run.manifest.journey.get("find")
+    if find:  # what the search had found when it was noted last; a killed one could not say that it was cut short
+        summary["find"] = {**find, "cut_short": find["cut_short"] or run.manifest.partial_reason}
     summary["headline"] = ". ".join(filter(None, (failures(summary["points"]), headline(verdicts))))
     if singles.is_probe(run):
         summary["probe"] = singles.figures(run)

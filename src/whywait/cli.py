@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         prog="whywait",
         description="What is your LLM service actually waiting on, and what would fix it?",
         epilog="exit codes: 0 done, 1 a --fail-if gate failed, 2 usage, 3 undecided (--strict), 4 the service failed, "
-        "5 whywait's own fault, 130 Ctrl-C",
+        "5 whywait's own fault, 6 the measurement is invalid (client late), 130 Ctrl-C",
     )
     top.add_argument("--version", action="version", version=f"whywait {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
@@ -140,16 +140,6 @@ def _flags_agent(p: argparse.ArgumentParser) -> None:
     p.add_argument("--pid", type=_positive, action="append", default=[], metavar="N", help="or these, with children")
 
 
-def _flags_probe(p: argparse.ArgumentParser) -> None:
-    _service(p)
-    p.add_argument("--budget", default="60s", metavar="TIME", help="probe for about this long (default 1m)")
-    p.add_argument("--longest", type=_positive, default=4096, metavar="N", help="prompt tokens at most (default 4096)")
-    p.add_argument("--seed", type=int, default=1, help="of texts and order (default 1)")
-    # Its requests are its own.
-    p.set_defaults(workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None)
-    _kept(p)
-
-
 def _flags_engine(p: argparse.ArgumentParser) -> None:
     p.add_argument("action", choices=["start", "stop", "status", "list"])
     p.add_argument("name", nargs="?", help="name of the engine (default: default)")
@@ -244,6 +234,7 @@ def _workload(p: argparse.ArgumentParser) -> None:
     p.add_argument("--workload", metavar="FILE", help="TOML: classes, lengths, arrivals, SLO")
     p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
     p.add_argument("--cache", choices=["cold", "warm", "natural"], help="prefix cache (default cold: salted prompts)")
+    p.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder: exact lengths without /tokenize")
     p.add_argument("--temperature", type=float, help="default 0")
     p.add_argument("--language", metavar="LIST", help="of the prompts: en, zh, es, de, ar, code (default en)")
     p.add_argument("--seed", type=int, help="default 1, or that of the workload file")

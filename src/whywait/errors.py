@@ -13,6 +13,7 @@
     │   └── EngineDied                  an engine we launched ended or never got ready
     ├── GateFailed            exit 1    a --fail-if condition or an SLO gate is not met
     ├── Undecided             exit 3    no verdict is supported (only with --strict)
+    ├── Invalid               exit 6    the measurement is invalid: the client was late or did not keep the rate
     └── InternalError         exit 5    ours: a bug in whywait
 
 Each error carries one line that says what is wrong (``message``) and one that says what to try (``hint``).
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 EXIT_OK, EXIT_GATE, EXIT_USAGE, EXIT_UNDECIDED, EXIT_SERVICE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+EXIT_INVALID = 6
 
 
 clean: Callable[[str], str] = str  # cuts secrets out of a text; core/secrets.py puts its own here when it learns of one
@@ -95,6 +97,13 @@ class GateFailed(WhywaitError):
 class Undecided(WhywaitError):
     exit_code = EXIT_UNDECIDED
     whose = "the evidence"
+
+
+class Invalid(WhywaitError):
+    """What was measured is kept, but the load was not the one that was asked for."""
+
+    exit_code = EXIT_INVALID
+    whose = "the client"
 
 
 class InternalError(WhywaitError):

@@ -7,6 +7,7 @@ is sent, what is in flight may end, and only then comes the next probe.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from whywait.core.columns import KINDS
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.pacer import Chains, OpenLoop
 from whywait.core.recorder import Recorder, discard_spool
-from whywait.core.run import Manifest, Run, write_json
+from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
 from whywait.errors import UsageError
 from whywait.judge.search import ALPHA, BLOCK_S, Ask, Look, Rule, Search, Seen, enough, look
@@ -56,31 +57,40 @@ def find(
     with Session(options, stderr, watch, engine) as s:
         tap = _tapped(s)
         search = _first_guess(s, max_rate)
+        s.recorder.note(find=found(search, rules, probes, budget_s, s.reason))
         while search is not None and not s.reason and (ask := search.next(deadline - time.monotonic())):
-            probes.append(_probe(s, tap, search, ask, rules))
-            _say_probe(stderr, probes[-1])
+            probe = _probe(s, tap, search, ask, rules)
+            if not (s.reason and probe["answer"] == "undecided"):  # cut off before it said anything
+                probes.append(probe)
+                _say_probe(stderr, probe)
+            s.recorder.note(find=found(search, rules, probes, budget_s, s.reason))
+        s.recorder.note(find=found(search, rules, probes, budget_s, s.reason))
         result = app.keep(s.finish(), s.directory)
         discard_spool(s.directory)
-    result.summary["find"] = found(search, rules, probes, budget_s)
-    write_json(s.directory / "summary.json", result.summary)
     return dataclasses.replace(result, interrupted=s.interrupted)
 
 
 def found(
-    search: Search | None, rules: tuple[Rule, ...], probes: list[dict[str, Any]], budget_s: float
+    search: Search | None, rules: tuple[Rule, ...], probes: list[dict[str, Any]], budget_s: float, cut_short: str = ""
 ) -> dict[str, Any]:
-    """The ``find`` part of a summary: plain JSON values, rates in requests per second, None where not known."""
-    return {
+    """The ``find`` part of a summary: plain JSON values, rates in requests per second, None where not known.
+
+    ``cut_short`` is what ended the search before its time, or ''.
+    """
+    out = {
         "low": search.low if search else None,
         "high": search.high if search else None,
         "decided": bool(search and search.decided),
-        "why": search.why if search else "no single request succeeded",
+        "why": search.why if search else "no single request succeeded" if not cut_short else "",
         "max_rate": search.max_rate if search else None,
         "rules": [{"name": r.name, "limits": r.limits, "share": r.share} for r in rules],
         "error_probability": ALPHA,
         "budget_s": budget_s,
+        "cut_short": cut_short,
         "probes": probes,
     }
+    plain: dict[str, Any] = json.loads(json.dumps(out))  # numpy's floats among them
+    return plain
 
 
 def _first_guess(s: Session, max_rate: float | None) -> Search | None:

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -24,57 +21,28 @@ from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_use
 from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Schedule, Workload
 from whywait.core.table import Table
-from whywait.errors import InternalError, UsageError, WhywaitError
+from whywait.errors import InternalError, WhywaitError
 from whywait.lab.state import Engine
-from whywait.load import calibrate, preflight
-from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
+from whywait.load import calibrate, preflight, recount, tokens
+from whywait.load.crew import Crew, Report, Solo, Writer, many_sockets, still_doubt
 from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
 from whywait.load.recipe import Load, closed_schedule, schedule_of
 from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
-from whywait.net.endpoint import Endpoint, parse_url, read_key
-from whywait.net.reach import Reach
+from whywait.net.endpoint import parse_url, read_key
+from whywait.options import Options, Say, journey_of, may_load, new_directory, stderr
 from whywait.probe import bench, host
 from whywait.probe.gpu import device_names
-from whywait.probe.options import Probes
-from whywait.probe.promql import Prometheus
 from whywait.reading import read_elsewhere, too_few
 from whywait.units import NS_PER_MS, NS_PER_S
 from whywait.watching import Watching
 
-Say = Callable[[str], None]
+__all__ = ["Options", "Say", "Session", "new_directory", "stderr"]
+
 ERROR_SHARE_STOP = 0.05
 HELD_NS = 5 * NS_PER_MS  # sent so late under max_in_flight, a request waited for a place
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a journey needs to know; every field is a flag of the command line."""
-
-    url: str = ""
-    model: str | None = None
-    dialect: str = "chat"
-    api_key_file: str | None = None
-    workload: Workload = field(default_factory=Workload)
-    stream: bool = True
-    load_ok: bool = False
-    out: str | None = None
-    slo: dict[str, float] = field(default_factory=dict)
-    seed: int = 1
-    floor: bool = True
-    metrics_hz: float = 4.0
-    max_requests: int | None = None  # the ceiling printed before load, when known
-    processes: int = 1
-    loads: tuple[Load, ...] = ()  # what is to be measured, where that is known before
-    single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
-    command: tuple[str, ...] = ()
-    reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
-    probes: Probes = field(default_factory=Probes)  # what else is read beside the load
-    body: dict[str, Any] = field(default_factory=dict)  # fields merged into every request
-    metrics_urls: tuple[str, ...] = ()  # pages of the replicas, in place of the service's own
-    prometheus: Prometheus | None = None  # where the readings of the engine come from instead
 
 
 class Session:
@@ -95,6 +63,7 @@ class Session:
         self._signal = 0
         self._doubts: list[dict[str, str]] = []
         self._warmed: dict[str, int] = {}
+        self._recounts: dict[str, dict[str, Any]] = {}
         self._old_handlers: dict[int, Any] = {}
         self._watching: Watching
 
@@ -113,12 +82,15 @@ class Session:
 
     def _begin(self) -> None:
         o = self.options
+        if o.tokenizer:
+            tokens.load(o.tokenizer)  # what is wrong with it is said before anything is sent
         key = read_key(o.api_key_file)
         secrets.hide(key)
         endpoint = parse_url(o.url, o.dialect, key, o.workload.timeout_s, o.reach)
-        _may_load(endpoint, o)
+        may_load(endpoint, o)
         endpoint = self._watching.addressed(endpoint)
-        self.target = dataclasses.replace(preflight.find(endpoint, o.model), extra=o.body)
+        found = preflight.find(endpoint, o.model)
+        self.target = dataclasses.replace(found, extra=o.body, tokenizer=o.tokenizer)
         endpoint = self.target.endpoint  # a redirect may have moved it
         self.target = read_elsewhere(self.target, o.metrics_urls, o.prometheus)
         for said in preflight.aloud(endpoint):
@@ -127,10 +99,12 @@ class Session:
         self._announce()
         preflight.fit_context(self.target, o.workload)
         first = preflight.first_request(self.target, o.workload, o.stream)
-        salt = os.urandom(4).hex()
-        prompter = Prompter(o.workload.seed, o.workload.cache, salt)
+        self._salt = os.urandom(4).hex()
+        prompter = Prompter(o.workload.seed, o.workload.cache, self._salt)
         self.prompter, doubts = calibrate.calibrate(self.target, o.workload, prompter)
         self._counter = calibrate.counter(self.target, o.workload, self.prompter)
+        if o.tokenizer and self._counter is None:
+            doubts = [*doubts, calibrate.tokenizer_doubt(o.tokenizer)]
         self._doubts += [*doubts, *self.target.notes]
         if "output_tokens" in first and first["output_tokens"] is None:
             next_ = "chunks are counted instead; TPOT becomes an interval"
@@ -142,7 +116,7 @@ class Session:
         self.recorder = Recorder(self.directory, self._manifest())
         spool = self.directory / "spool" / "readings.jsonl"
         self._watching.start(self.target, self.engine, self.clock, spool, o.metrics_hz)
-        _many_sockets()
+        many_sockets()
         self.crew = self._crew()
 
     def __exit__(
@@ -173,6 +147,8 @@ class Session:
         """Drive one load point; False when the session was cut short and no further point should follow."""
         workload = load.workload or self.options.workload
         schedule, duration_s = schedule_of(load, workload, self.next_id, self._number)
+        salt = f"{self._salt}-{self._number}"  # no point knows another's
+        self.prompter = dataclasses.replace(self.prompter, salt=salt)
         if self._counter is not None:
             self.prompter = calibrate.exact(self._counter, self.prompter, schedule, workload)
         return self.drive(schedule, dataclasses.replace(load, duration_s=duration_s))
@@ -182,8 +158,9 @@ class Session:
         workload = load.workload or self.options.workload
         writer = Writer(self.target, self.prompter, workload, self.options.stream)
         if workload.cache == "warm":
-            warmed = self._warmed[str(self._number)] = writer.warm(schedule)
-            self._say(f"cache warmed: {warmed} prompts were sent once; they are not among the requests measured")
+            warmed = writer.warm(schedule)
+            self._warmed[str(self._number)] = warmed.answered
+            self._say(str(warmed))
         point = Point(self._number, load.mode, load.target, schedule, load.duration_s, load.label)
         point.ramp_s, point.max_in_flight = workload.ramp_s, workload.max_in_flight
         reason = self.crew.run(point, writer)
@@ -224,6 +201,11 @@ class Session:
             known = ok.where(~np.isnan(ok["prompt_tokens"]))
             counts = zip(known["id"].tolist(), known["prompt_tokens"].astype(int).tolist(), strict=True)
             self.prompter = calibrate.refined(self.prompter, point.schedule, workload, counts)
+        usage = dict(zip(ok["id"].tolist(), ok["output_tokens"].tolist(), strict=True))
+        found = recount.compared(self.crew.report().recounts.get(str(point.number), ()), usage)
+        if found:
+            self._recounts[str(point.number)] = found
+            self._doubts += filter(None, [recount.doubt_of(point.number, found)])
         late = run.requests["sent_ns"] - run.requests["due_ns"] > HELD_NS
         if point.max_in_flight is not None and not point.closed and late.any():
             what = f"{int(late.sum())} of {len(late)} requests waited in the client for a place in flight"
@@ -335,7 +317,8 @@ class Session:
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])
-        client.update(report.client, warmed_by_point=self._warmed, trace_prefix=self._watching.trace_prefix)
+        client.update(report.client, warmed_by_point=self._warmed, recount_by_point=self._recounts)
+        client["trace_prefix"] = self._watching.trace_prefix
         local = t.endpoint.loopback
         machine: dict[str, Any] = {"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates}
         machine.update(agents=self._watching.agents, gpus=device_names() if local else [])
@@ -350,50 +333,7 @@ class Session:
             client=client,
             clock=report.clock,
             slo=o.slo,
-            journey=_journey(o),
+            journey=journey_of(o),
             doubts=self._doubts,
         )
         return Manifest(**secrets.cleaned(dataclasses.asdict(manifest)))  # a service may echo what we sent it
-
-
-#: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.
-KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body", "metrics_urls")
-
-
-def _journey(o: Options) -> dict[str, Any]:
-    loads = [{k: getattr(x, k) for k in ("mode", "target", "requests", "duration_s", "label")} for x in o.loads]
-    return {"options": {k: getattr(o, k) for k in KEPT}, "headers": [n for n, _ in o.reach.headers], "loads": loads}
-
-
-def _may_load(endpoint: Endpoint, o: Options) -> None:
-    if endpoint.loopback or o.load_ok or o.single_stream_ok:
-        return
-    ceiling = f"up to {o.max_requests} requests" if o.max_requests else "load"
-    raise UsageError(
-        f"{endpoint.netloc} is not this machine, and this would send it {ceiling}",
-        "add --load if you may load that service",
-    )
-
-
-def _many_sockets() -> None:
-    """A socket per request in flight: take as many file descriptors as this process may have."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def new_directory(out: str | None) -> Path:
-    if out:
-        return Path(out)
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("whywait-runs")
-    for tail in ("", *(f"-{i}" for i in range(2, 100))):
-        if not (base / f"{stamp}{tail}").exists():
-            return base / f"{stamp}{tail}"
-    raise UsageError(f"too many runs in {base} at this second", "give --out")
-
-
-def stderr(line: str) -> None:
-    print(secrets.clean(line), file=sys.stderr, flush=True)

@@ -141,8 +141,8 @@ def delta(
 
 
 def _from_nothing(found: list[Series]) -> list[Series]:
-    """On an engine's page a label set that appears later than others was 0 before: a counter with labels is made when it
-    is first counted up. (Of a thread that appears late in a list of processes nothing of the kind is known.)"""
+    """On an engine's page a label set that appears later than others was 0 before: a counter with labels is made when
+    it is first counted up. (Of a thread that appears late in a list of processes nothing of the kind is known.)"""
     first: dict[str, Series] = {}
     for s in found:
         if s.source not in first or s.asked_ns[0] < first[s.source].asked_ns[0]:

@@ -196,16 +196,19 @@ def latency_summary(
     lat = per_request(run, c)
     ok = lat.ok if keep is None else lat.ok & keep
     accepted = (run.requests["accepted_ns"] - lat.origin_ns) / NS_PER_MS
-    out: dict[str, Any] = {
-        "first_byte_ms": summary(accepted[ok]),
-        "ttft_ms": _with_bounds(lat.ttft_ms[ok], lat.ttft_low_ms[ok], lat.ttft_ms[ok]),
-        "ttfa_ms": summary(lat.ttfa_ms[ok]),
-        "e2e_ms": _with_bounds(lat.e2e_ms[ok], lat.e2e_low_ms[ok], lat.e2e_ms[ok]),
-        "tail_ms": summary(lat.tail_ms[ok]),
-        "tpot_ms": _with_bounds(lat.tpot_ms[ok], lat.tpot_low_ms[ok], lat.tpot_high_ms[ok]),
-    }
     pooled, doubts = _pooled(run, gaps(c), ok)
-    return {**out, **pooled}, doubts
+    return {"first_byte_ms": summary(accepted[ok]), **request_summaries(lat, ok), **pooled}, doubts
+
+
+def request_summaries(lat: Latency, which: Array) -> dict[str, Any]:
+    """Those of :func:`latency_summary` that have one value per request, of the requests ``which`` (bool)."""
+    return {
+        "ttft_ms": _with_bounds(lat.ttft_ms[which], lat.ttft_low_ms[which], lat.ttft_ms[which]),
+        "ttfa_ms": summary(lat.ttfa_ms[which]),
+        "e2e_ms": _with_bounds(lat.e2e_ms[which], lat.e2e_low_ms[which], lat.e2e_ms[which]),
+        "tail_ms": summary(lat.tail_ms[which]),
+        "tpot_ms": _with_bounds(lat.tpot_ms[which], lat.tpot_low_ms[which], lat.tpot_high_ms[which]),
+    }
 
 
 def _pooled(run: Run, g: Gaps, ok: Array) -> tuple[dict[str, Any], list[Doubt]]:

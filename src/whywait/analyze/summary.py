@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze import passive
+from whywait.analyze.classes import by_class as figures_by_class
 from whywait.analyze.counters import delta, gauge
 from whywait.analyze.goodput import goodput
 from whywait.analyze.latency import Content, content, latency_summary, per_request
 from whywait.analyze.occupancy import device_account
-from whywait.analyze.offered import acceptance, errors, miscounted, offered
+from whywait.analyze.offered import acceptance, errors, invalid, miscounted, offered
 from whywait.analyze.parts import by_class, by_latency
 from whywait.analyze.phases import DECODE, PHASES, PREFILL, STALL, RequestAccount, account, point_account
 from whywait.analyze.roofline import OTHER, apportion, roofline
@@ -44,15 +45,16 @@ _WHY_NULL = {
 def summarize(run: Run) -> dict[str, Any]:
     """The summary of ``run``: plain JSON values, None where unknown with the reason in ``doubts``.
 
-    Keys: ``whywait_version, schema_version, definitions, made_by, partial, slo, points, knee, verdicts, doubts``;
-    ``verdicts`` is left empty for the judge. Each point has ``point, label, mode, target, window``, the latency
-    summaries ``first_byte_ms, ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms, chunk_gap_ms, itl_ms`` (``stats.summary``),
-    rates per second of the window ``output_tokens_per_s`` (of ``ok`` requests, with ``output_tokens_per_s_ci``),
-    ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s, effective_tokens_per_s, answer_tokens_per_s,
-    requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due requests, ``offered`` and ``errors`` (see
-    ``offered.py``), ``counts`` by outcome, ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``,
-    ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
-    ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
+    Keys: ``whywait_version, schema_version, definitions, made_by, partial, invalid`` (see ``offered.py``), ``slo,
+    slo_of_classes, points, knee, verdicts, doubts``; ``verdicts`` is left empty for the judge. Each point has ``point,
+    label, mode, target, window``, the latency summaries ``first_byte_ms, ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms,
+    chunk_gap_ms, itl_ms`` (``stats.summary``), rates per second of the window ``output_tokens_per_s`` (of ``ok``
+    requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s,
+    effective_tokens_per_s, answer_tokens_per_s, requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due
+    requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
+    ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``,
+    ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see ``parts.py``), ``occupancy``, ``mbu``,
+    ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
     those of ``ok`` requests that began in the window; counts and shares are of all.
     """
     acc = account(run)
@@ -68,7 +70,9 @@ def summarize(run: Run) -> dict[str, Any]:
         "definitions": m.definitions,
         "made_by": m.made_by,
         "partial": m.partial,
+        "invalid": invalid(points),
         "slo": dict(m.slo),
+        "slo_of_classes": {c["name"]: c["slo"] for c in m.workload.get("classes") or () if c.get("slo")},
         "points": points,
         "knee": knee(points),
         "verdicts": [],
@@ -107,7 +111,8 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     inside = starts_inside(one, w.start_ns, w.end_ns) if not w.whole else np.ones(len(one.requests), dtype=bool)
     latency, found = latency_summary(one, inside, c)
     found += miscounted(one, c)
-    ok = per_request(one, c).ok
+    lat = per_request(one, c)
+    ok = lat.ok
     tokens, peak, missing = token_rate(one, c, w, ok)
     good = goodput(one, run.manifest.slo, w, c)
     found += _uncounted(missing, good.uncertain)
@@ -130,6 +135,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "requests_per_s": request_rate(one, w, ok),
         "goodput_requests_per_s": good.requests_per_s,
         "goodput_share": good.share,
+        "classes": figures_by_class(one, good, inside, w, lat),
         "offered": offered(one),
         "errors": errors(one),
         "counts": {name: int((one.requests["outcome"] == i).sum()) for i, name in enumerate(OUTCOMES)},

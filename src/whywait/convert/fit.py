@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.convert.sessions import LEAST_PAUSE_S, blocks_of, learn, units, wanted
 from whywait.convert.traces import Trace
-from whywait.core.fitted import Bucket, Fitted, Rows, Stage, curve
+from whywait.core.curves import Curve, curve
+from whywait.core.fitted import Fitted, Rows, Stage
+from whywait.core.kinds import Bucket
 from whywait.core.prefix import hits
 from whywait.errors import UsageError
 
@@ -38,16 +41,33 @@ def fit(trace: Trace) -> Fitted:
     hit, ago = hits(trace.chains) if trace.chains is not None else (None, None)
     reuse = None
     if trace.chains is not None and hit is not None:
-        # Against the blocks the length makes, not those hashed: a last block that was not full has no hash.
-        count = np.maximum(1, np.ceil(trace.prompt_tokens / (trace.block_tokens or 1)))
-        reuse = np.minimum(1.0, hit / count)
-    far = ago[ago > 0] if ago is not None else None
-    return Fitted(
-        _stages(trace.at_s),
-        _buckets(trace, reuse),
-        trace.block_tokens if reuse is not None else None,
-        curve(far if far is not None and len(far) else np.ones(1), 1.0) if reuse is not None else None,
-    )
+        reuse = np.minimum(1.0, hit * _unhashed(trace) / blocks_of(trace))
+    u = units(trace)
+    block_tokens = trace.block_tokens if reuse is not None else None
+    if not wanted(trace, u):
+        return Fitted(_stages(trace.at_s), _buckets(trace, reuse), block_tokens, _ago(ago))
+
+    def buckets(mine: NDArray[np.bool_], reuse: Floats | None) -> tuple[Bucket, ...]:
+        return _buckets(trace, reuse, mine)
+
+    hashed = (hit * _unhashed(trace)).astype(np.float64) if hit is not None else None
+    kinds = learn(trace, u, reuse, hashed, buckets)
+    # Sessions arrive; their later turns come when the one before has ended.
+    return Fitted(_stages(trace.at_s[u.starts]), (), block_tokens, _ago(ago), kinds, n)
+
+
+def _unhashed(trace: Trace) -> float:
+    """Blocks the lengths make over those there are: a last block that was not full has no hash in many logs. Drawn
+    prompts have one, so reuse grows by this to give the same hit rate."""
+    there = sum(map(len, trace.chains or []))
+    return float(blocks_of(trace).sum()) / there if there else 1.0
+
+
+def _ago(ago: Ints | None) -> Curve | None:
+    if ago is None:
+        return None
+    far = ago[ago > 0]
+    return curve(far if len(far) else np.ones(1), 1.0)
 
 
 def _stages(at: Floats) -> tuple[Stage, ...]:
@@ -78,8 +98,10 @@ def _ranks(x: Floats | Ints) -> Floats:
     return np.argsort(np.argsort(x, kind="stable"), kind="stable").astype(np.float64)
 
 
-def _buckets(trace: Trace, reuse: Floats | None) -> tuple[Bucket, ...]:
+def _buckets(trace: Trace, reuse: Floats | None, of: NDArray[np.bool_] | None = None) -> tuple[Bucket, ...]:
     prompt, output = trace.prompt_tokens, trace.output_tokens
+    if of is not None:
+        prompt, output, reuse = prompt[of], output[of], reuse[of] if reuse is not None else None
     n = max(1, min(MOST_BUCKETS, len(prompt) // BUCKET_REQUESTS))
     edges = np.unique(np.quantile(prompt, np.linspace(0, 1, n + 1)))
     which = np.clip(np.searchsorted(edges, prompt, side="right") - 1, 0, max(0, len(edges) - 2))
@@ -99,7 +121,6 @@ def describe(trace: Trace) -> dict[str, Any]:
     gaps = np.diff(trace.at_s)
     span = float(trace.at_s[-1])
     n = len(trace)
-    rows = Rows(trace.at_s, trace.prompt_tokens, trace.output_tokens, trace.chains)
     bins = min(BINS, max(1, n // 5))
     per_bin, edges = np.histogram(trace.at_s, bins=bins, range=(0.0, max(span, 1e-9)))
     return {
@@ -118,7 +139,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "output_histogram": _histogram(trace.output_tokens),
         "length_correlation": _rank_correlation(trace.prompt_tokens, trace.output_tokens),
         "classes": {name: int((trace.klass == i).sum()) for i, name in enumerate(trace.class_names)},
-        "prefix": _prefix(rows, trace.block_tokens),
+        "prefix": _prefix(trace.chains, trace.block_tokens),
         "sessions": _sessions(trace),
         "notes": trace.notes,
     }  # fmt: skip
@@ -130,30 +151,49 @@ def hit_rate(chains: list[list[int]] | None) -> float | None:
     return float(hits(chains)[0].sum()) / blocks if chains is not None and blocks else None
 
 
-def errors(trace: Trace, rows: Rows) -> dict[str, Any]:
+def errors(trace: Trace, rows: Rows | Trace) -> dict[str, Any]:
     """How far ``rows`` is from the trace: the worst relative error over the JUDGED quantiles, and the hit rates.
 
-    A gap counts by at least a millisecond, a length by at least 20 tokens: below, rounding is all there is.
+    A gap counts by at least a millisecond, a length by at least 20 tokens: below, rounding is all there is. Gaps are
+    those between sessions (and requests of none): later turns come when the service has answered. ``turns`` are of
+    those too; ``think_s`` counts by at least 10 ms; ``class_share`` is the largest difference in share of requests.
     """
-    pairs = {
+    of, got = units(trace), units(rows)
+    turns = bool((of.before >= 0).any() and (got.before >= 0).any())
+    starts = (trace.at_s[of.starts], np.sort(rows.at_s[got.starts])) if turns else (trace.at_s, rows.at_s)
+    pairs: dict[str, tuple[Floats | Ints, Floats | Ints, float]] = {
         "prompt_tokens": (trace.prompt_tokens, rows.prompt_tokens, LEAST_TOKENS),
         "output_tokens": (trace.output_tokens, rows.output_tokens, LEAST_TOKENS),
-        "gap_s": (np.diff(trace.at_s), np.diff(rows.at_s), LEAST_GAP_S),
+        "gap_s": (np.diff(starts[0]), np.diff(starts[1]), LEAST_GAP_S),
     }
+    if turns:
+        pairs["turns"] = (of.size, got.size, 1.0)
+        thought = [t[~np.isnan(t)] for t in (trace.think_s, rows.think_s)]
+        if all(map(len, thought)):
+            pairs["think_s"] = (thought[0], thought[1], LEAST_PAUSE_S)
     out: dict[str, Any] = {}
-    for name, (want, got, least) in pairs.items():
-        a, b = (np.quantile(x, JUDGED) for x in (want, got))
-        out[name] = float(np.max(np.abs(b - a) / np.maximum(a, least)))
-    a, b = float(trace.at_s[-1]), float(rows.at_s[-1])
+    for name, (want, have, least) in pairs.items():
+        if len(want) and len(have):
+            x, y = (np.quantile(values, JUDGED) for values in (want, have))
+            out[name] = float(np.max(np.abs(y - x) / np.maximum(x, least)))
+    if len(trace.class_names) > 1:
+        shares = [_class_shares(x) for x in (trace, rows)]
+        out["class_share"] = max(abs(shares[0].get(k, 0) - shares[1].get(k, 0)) for k in {*shares[0], *shares[1]})
+    a, b = (float(x[-1]) for x in starts)
     out["span_s"] = abs(b - a) / max(a, 1e-3)
     out["hit_rate"], out["hit_rate_drawn"] = hit_rate(trace.chains), hit_rate(rows.chains)
     return out
 
 
+def _class_shares(rows: Rows | Trace) -> dict[str, float]:
+    counts = np.bincount(rows.klass, minlength=len(rows.class_names)) / len(rows.klass)
+    return dict(zip(rows.class_names, counts.tolist(), strict=False))
+
+
 def to_toml(fitted: Fitted, trace: Trace, replay: str) -> str:
     """A workload file that draws from the fit. Numbers only."""
     table = fitted.as_dict()
-    stages, buckets = table.pop("stage"), table.pop("bucket")
+    stages, buckets, classes = table.pop("stage"), table.pop("bucket", []), table.pop("class", [])
     lines = [
         f"# Learnt by whywait workload fit from {len(trace)} requests ({trace.source}). No text is in here.",
         f"# The same requests one by one: replace [fitted] by trace = {_value(replay)}",
@@ -164,6 +204,11 @@ def to_toml(fitted: Fitted, trace: Trace, replay: str) -> str:
     for name, tables in (("stage", stages), ("bucket", buckets)):
         for t in tables:
             lines += ["", f"[[fitted.{name}]]", *(f"{k} = {_value(v)}" for k, v in t.items())]
+    for c in classes:
+        inner = c.pop("bucket")
+        lines += ["", "[[fitted.class]]", *(f"{k} = {_value(v)}" for k, v in c.items())]
+        for t in inner:
+            lines += ["", "[[fitted.class.bucket]]", *(f"{k} = {_value(v)}" for k, v in t.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -213,9 +258,8 @@ def _rank_correlation(a: Ints, b: Ints) -> float | None:
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
-def _prefix(rows: Rows, block_tokens: int | None) -> dict[str, Any] | None:
+def _prefix(chains: list[list[int]] | None, block_tokens: int | None) -> dict[str, Any] | None:
     """Reuse with an unlimited cache, and how many requests begin with the same block (a system prompt, mostly)."""
-    chains = rows.chains
     if chains is None:
         return None
     hit, ago = hits(chains)

@@ -57,14 +57,17 @@ def azure(row: Row) -> Record:
 
 
 def burstgpt(row: Row) -> Record:
-    """BurstGPT: Timestamp (s), Model, Request tokens, Response tokens, Log Type, in some files Session ID."""
+    """BurstGPT: Timestamp (s), Model, Request tokens, Response tokens, Log Type; in some files Session ID, Elapsed time
+    (s)."""
     session = row.get("session id") or None
+    took = row.get("elapsed time") or None
     return Record(
         seconds(row.get("timestamp"), "seconds in Timestamp"),
         whole(row.get("request tokens"), "a whole number of at least 1 in 'Request tokens'", 1),
         _answered(whole(row.get("response tokens"), "a whole number in 'Response tokens'")),
         session=session,
         klass=str(row.get("log type") or row.get("model") or "default").strip().lower(),
+        took_s=None if took is None else number(took, "seconds in 'Elapsed time'"),
     )
 
 
@@ -108,6 +111,7 @@ def schedule(line: str) -> Record:
         row.get("session_id"),
         None if turn is None else whole(turn, "a whole number in turn"),
         str(row.get("class", "default")),
+        think_s=None if row.get("think_s") is None else number(row["think_s"], "seconds in think_s"),
     )
 
 

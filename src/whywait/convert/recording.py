@@ -51,6 +51,7 @@ class Recording:
             [(self._key, b) for b in row.get("blocks") or ()],
             None if session is None else (self._key, session),
             klass=str(row.get("class") or "default"),
+            took_s=_took(row),
         )
 
 
@@ -59,3 +60,9 @@ def _at(row: dict[str, Any]) -> float:
     if isinstance(at, bool) or not isinstance(at, int) or at < 0:
         raise Bad("whole nanoseconds in at_unix_ns")
     return at / 1e9
+
+
+def _took(row: dict[str, Any]) -> float | None:
+    """Until the last token, as the client saw it; a connection may stay open long after."""
+    took = next((row[k] for k in ("last_ns", "end_ns") if row.get(k) is not None), None)
+    return took / 1e9 if isinstance(took, int) and not isinstance(took, bool) and took >= 0 else None

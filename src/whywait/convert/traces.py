@@ -30,6 +30,8 @@ class Record:
     session: Hashable | None = None
     turn: int | None = None
     klass: str = "default"
+    took_s: float | None = None  # until its answer ended
+    think_s: float | None = None  # from the end of the turn before
 
 
 class Bad(Exception):
@@ -43,7 +45,8 @@ class Skip(Exception):
 @dataclass(eq=False)
 class Trace:
     """Requests in order of arrival; ``at_s`` counts from the first. ``chains`` (numbered blocks) is None where the log
-    tells nothing of prefixes; ``session`` is −1 and ``turn`` 0 where it tells nothing of sessions."""
+    tells nothing of prefixes; ``session`` is −1 and ``turn`` 0 where it tells nothing of sessions; ``think_s`` (from
+    the end of the turn before) is NaN for first turns and where the log does not say when answers ended."""
 
     at_s: Floats
     prompt_tokens: Ints
@@ -52,6 +55,7 @@ class Trace:
     class_names: tuple[str, ...]
     session: Ints
     turn: Ints
+    think_s: Floats
     chains: list[list[int]] | None = None
     block_tokens: int | None = None
     source: str = ""
@@ -134,6 +138,7 @@ def build(records: Iterable[Record], source: str, notes: list[str], block_tokens
         names,
         np.array(session, np.int64),
         _turns(rows, session),
+        _thinks(rows, session),
         chains,
         block_tokens if chains is not None else None,
         source,
@@ -150,6 +155,21 @@ def _turns(rows: list[Record], session: list[int]) -> Ints:
         seen[s] = turn + 1
         out.append(turn)
     return np.array(out, np.int64)
+
+
+def _thinks(rows: list[Record], session: list[int]) -> Floats:
+    """A turn that began before the answer to the one before had ended was not thought about at all: 0."""
+    out = np.full(len(rows), np.nan)
+    last: dict[int, Record] = {}
+    for i, (r, s) in enumerate(zip(rows, session, strict=True)):
+        before = last.get(s)
+        if s >= 0 and before is not None:
+            if r.think_s is not None:
+                out[i] = r.think_s
+            elif before.took_s is not None:
+                out[i] = max(0.0, r.at_s - before.at_s - before.took_s)
+        last[s] = r
+    return out
 
 
 def whole(value: Any, what: str, least: int = 0) -> int:
@@ -190,6 +210,8 @@ def write_schedule(trace: Trace, path: Path) -> None:
             row["class"] = trace.class_names[int(trace.klass[i])]
         if trace.session[i] >= 0:
             row |= {"session_id": int(trace.session[i]), "turn": int(trace.turn[i])}
+        if not np.isnan(trace.think_s[i]):
+            row["think_s"] = round(float(trace.think_s[i]), 9)
         if trace.chains is not None:
             row |= {"hash_ids": trace.chains[i], "block_tokens": trace.block_tokens}
         lines.append(orjson.dumps(row))
@@ -204,6 +226,7 @@ def from_schedule(schedule: Schedule) -> Trace:
     """What a schedule would send. A turn that follows another is put where the other one began plus its think time,
     because how long the answer takes is the service's to say."""
     at = np.maximum(schedule.due_ns, 0)
+    thought = (schedule.after_rows() >= 0) & ((schedule.due_ns < 0) | (schedule.think_ns > 0))
     # One pass is enough: a turn comes after the one before it.
     for i, j in enumerate(schedule.after_rows().tolist()):
         if j >= 0:
@@ -218,6 +241,7 @@ def from_schedule(schedule: Schedule) -> Trace:
             session=int(schedule.session_id[i]) if schedule.session_id[i] >= 0 else None,
             turn=int(schedule.turn[i]),
             klass=schedule.class_names[int(schedule.klass[i])],
+            think_s=schedule.think_ns[i] / NS_PER_S if thought[i] else None,
         )
         for i in range(len(schedule))
     )

@@ -7,23 +7,29 @@ by stretch), *buckets* (prompt lengths, and for each the outputs that went with 
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from whywait.core import kinds
+from whywait.core.curves import (
+    MOST_KNOTS,
+    Curve,
+    Floats,
+    Ints,
+    curve,
+    curve_of,
+    draw,
+    even,
+    number,
+    tables,
+)
+from whywait.core.kinds import Bucket, Kind, from_buckets, plain
 from whywait.errors import UsageError
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-#: A quantile function: where (0 to 1, growing) and how much there; a straight line in between.
-Curve = tuple[tuple[float, ...], tuple[float, ...]]
-TOLERANCE, MOST_KNOTS = 0.01, 64
+__all__ = ["MOST_KNOTS", "Bucket", "Fitted", "Rows", "Stage", "curve"]
 
 
 @dataclass(frozen=True)
@@ -38,68 +44,106 @@ class Stage:
     gaps: Curve
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Requests with prompts of like length: their share, both lengths and the reused part (0 to 1) of the prompt."""
-
-    share: float
-    prompt: Curve
-    output: Curve
-    reuse: Curve | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Requests drawn: arrival in seconds from the first, lengths, and prefix blocks where the log told of any."""
+    """Requests drawn: arrival in seconds from the first, lengths, and prefix blocks where the log told of any.
+
+    Turns of a session are one after another; ``session`` is the first of its rows (−1: none). Of a later turn ``at_s``
+    is the earliest there can be, as if answers took no time; ``think_s`` is NaN for first turns, and where it is not
+    known, so that only ``at_s`` tells.
+    """
 
     at_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
     chains: list[list[int]] | None
+    klass: Ints
+    class_names: tuple[str, ...]
+    session: Ints
+    turn: Ints
+    think_s: Floats
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """See the module. ``block_tokens`` and ``ago`` (in requests) are there when prefixes were seen."""
+    """See the module. ``block_tokens`` and ``ago`` (in requests) are there when prefixes were seen.
+
+    With ``kinds`` (classes or sessions were seen) there are no buckets but theirs, stages are of what arrives by itself
+    (first turns), and ``total`` is the number of requests, later turns included.
+    """
 
     stages: tuple[Stage, ...]
     buckets: tuple[Bucket, ...]
     block_tokens: int | None = None
     ago: Curve | None = None
+    kinds: tuple[Kind, ...] = ()
+    total: int | None = None
+
+    @property
+    def units(self) -> int:
+        """Sessions, and requests of none; the first of them (which has no gap before it) included."""
+        return sum(s.requests for s in self.stages) + 1
 
     @property
     def requests(self) -> int:
-        """In the log, the first of them (which has no gap before it) included."""
-        return sum(s.requests for s in self.stages) + 1
+        """In the log."""
+        return self.total or self.units
 
     @property
     def rate(self) -> float:
         """Mean requests per second of the log."""
-        return sum(s.requests for s in self.stages) / max(1e-9, sum(s.seconds for s in self.stages))
+        units = sum(s.requests for s in self.stages)
+        each = self.requests / self.units
+        return units * each / max(1e-9, sum(s.seconds for s in self.stages))
 
     def sample(self, n: int | None = None, seed: int = 1, rate: float | None = None) -> Rows:
         """``n`` requests (default: as many as the log had). With ``rate`` all gaps are scaled to that mean rate.
 
         Fewer are the beginning of the log's stages, more go through them again.
         """
+        if self.kinds:
+            return self._sample_units(n, seed, rate)
         n = self.requests if n is None else n
         rng = np.random.default_rng([seed, 11])
         at = self._arrivals(n, rng) / (1.0 if rate is None else rate / self.rate)
-        kind = _deal(np.array([b.share for b in self.buckets]), n, rng)
-        prompt, output, reuse = np.ones(n), np.ones(n), np.zeros(n)
-        for i, b in enumerate(self.buckets):
-            mine = np.flatnonzero(kind == i)
-            prompt[mine] = _draw(b.prompt, _even(len(mine), rng))
-            output[mine] = _draw(b.output, _even(len(mine), rng))
-            if b.reuse:
-                reuse[mine] = _draw(b.reuse, _even(len(mine), rng))
+        prompt, output, reuse = from_buckets(self.buckets, n, rng)
         prompt_tokens, output_tokens = (np.maximum(1, np.rint(x)).astype(np.int64) for x in (prompt, output))
-        chains = None
-        if self.block_tokens and self.ago:
-            count = np.ceil(prompt_tokens / self.block_tokens).astype(np.int64)
-            ago = np.maximum(1, np.rint(_draw(self.ago, _even(n, rng)))).astype(np.int64)
-            chains = _chains(count, np.rint(reuse * count).astype(np.int64), ago)
-        return Rows(at, prompt_tokens, output_tokens, chains)
+        chains = self._blocks(prompt_tokens, reuse, np.zeros(n, bool), rng)
+        none, zero = np.full(n, -1, np.int64), np.zeros(n, np.int64)
+        return Rows(at, prompt_tokens, output_tokens, chains, zero, (), none, zero, np.full(n, np.nan))
+
+    def _sample_units(self, n: int | None, seed: int, rate: float | None) -> Rows:
+        passes = 1 if n is None else -(-n // self.requests)
+        while True:  # all of the log, as often as need be: rounding may leave a few turns less than it had
+            rng = np.random.default_rng([seed, 11])
+            units = self.units * passes
+            which, size = kinds.sizes(self.kinds, units, rng)
+            if n is None or size.sum() >= n:
+                break
+            passes += 1
+        first = np.repeat(np.cumsum(size) - size, size)
+        klass, turn = np.repeat(which, size), np.arange(len(first)) - first
+        drawn = kinds.lengths(self.kinds, klass, turn, rng)
+        think, wait = kinds.pauses(self.kinds, klass, turn, rng)
+        starts = self._arrivals(units, rng) / (1.0 if rate is None else rate / self.rate)
+        since = np.cumsum(wait)
+        at = np.repeat(starts, size) + since - since[first]
+        prompt, output = (x.astype(np.int64) for x in (drawn.prompt, drawn.output))
+        chains = self._blocks(prompt, drawn.reuse, drawn.continues, rng)
+        session = np.where(np.repeat(size, size) == 1, -1, first)
+        names = tuple(k.name for k in self.kinds)
+        m = len(at) if n is None else n
+        return Rows(at[:m], prompt[:m], output[:m], chains[:m] if chains is not None else None, klass[:m], names,
+                    session[:m], turn[:m], think[:m])  # fmt: skip
+
+    def _blocks(self, prompt: Ints, reuse: Floats, continues: Any, rng: np.random.Generator) -> list[list[int]] | None:
+        if not (self.block_tokens and self.ago):
+            return None
+        count = np.ceil(prompt / self.block_tokens).astype(np.int64)
+        ago = np.maximum(1, np.rint(draw(self.ago, even(len(prompt), rng)))).astype(np.int64)
+        before = np.where(continues, np.concatenate([[0], count[:-1]]), count)
+        kept = np.minimum(np.rint(reuse * before).astype(np.int64), count)
+        return _chains(count, kept, np.where(continues, 0, ago))
 
     def _arrivals(self, n: int, rng: np.random.Generator) -> Floats:
         gaps: list[Floats] = [np.zeros(1)]
@@ -108,7 +152,7 @@ class Fitted:
             for stage in self.stages:
                 take = min(stage.requests, left)
                 # All of the stage is drawn even when a part is wanted, so that a short run is a true beginning.
-                gaps.append(_draw(stage.gaps, _even(stage.requests, rng, stage.lag1))[:take])
+                gaps.append(draw(stage.gaps, even(stage.requests, rng, stage.lag1))[:take])
                 left -= take
                 if left <= 0:
                     break
@@ -119,8 +163,10 @@ class Fitted:
         out: dict[str, Any] = {}
         if self.block_tokens and self.ago:
             out |= {"block_tokens": self.block_tokens, "ago": [list(x) for x in self.ago]}
-        out["stage"] = [_plain(s) for s in self.stages]
-        out["bucket"] = [_plain(b) for b in self.buckets]
+        out["stage"] = [plain(s) for s in self.stages]
+        if self.kinds:
+            return {"requests": self.requests, **out, "class": [kinds.as_dict(k) for k in self.kinds]}
+        out["bucket"] = [plain(b) for b in self.buckets]
         return out
 
     @classmethod
@@ -130,99 +176,32 @@ class Fitted:
         Raises:
             UsageError: a part is missing or is not what it should be; the message names it.
         """
-        stages, buckets = [], []
-        for i, s in enumerate(_tables(raw, "stage", where)):
+        stages = []
+        for i, s in enumerate(tables(raw, "stage", where)):
             at = f"{where} stage {i}"
-            requests, seconds, cv, lag1 = (_number(s, k, at) for k in ("requests", "seconds", "cv", "lag1"))
-            stages.append(Stage(int(requests), seconds, cv, lag1, _curve(s, "gaps", at)))
+            requests, seconds, cv, lag1 = (number(s, k, at) for k in ("requests", "seconds", "cv", "lag1"))
+            stages.append(Stage(int(requests), seconds, cv, lag1, curve_of(s, "gaps", at)))
             if stages[-1].requests < 1:
                 raise UsageError(f"{at}: requests must be at least 1")
-        for i, b in enumerate(_tables(raw, "bucket", where)):
-            at = f"{where} bucket {i}"
-            reuse = _curve(b, "reuse", at) if "reuse" in b else None
-            lengths = [_curve(b, k, at) for k in ("prompt", "output")]
-            buckets.append(Bucket(_number(b, "share", at), lengths[0], lengths[1], reuse))
-        if sum(b.share for b in buckets) <= 0:
-            raise UsageError(f"{where}: no bucket has a share above 0")
-        block = int(_number(raw, "block_tokens", where)) if "block_tokens" in raw else None
+        made = kinds.from_dicts(raw, where) if "class" in raw else ()
+        buckets = () if made else kinds.read_buckets(raw, where)
+        total = int(number(raw, "requests", where)) if made else None
+        block = int(number(raw, "block_tokens", where)) if "block_tokens" in raw else None
         if block is not None and block < 1:
             raise UsageError(f"{where}: block_tokens must be at least 1, not {block}")
-        ago = _curve(raw, "ago", where) if block else None
-        return cls(tuple(stages), tuple(buckets), block, ago)
-
-
-def curve(values: Floats | Ints, floor: float) -> Curve:
-    """The quantile function of ``values`` by as few knots as keep it within 1 % (of at least ``floor``), at most 64.
-
-    Knots go where they are needed: a value that is there many times gets two, so it is not smeared, and so do the few
-    largest, which make up much of the sum in a log with long pauses.
-    """
-    x = np.sort(np.asarray(values, np.float64))
-    n = len(x)
-    knots = {0, n - 1}
-    work = [_worst(x, 0, n - 1, floor)]
-    while work and len(knots) < MOST_KNOTS:
-        work.sort()
-        error, at, low, high = work.pop()
-        if error <= TOLERANCE:
-            break
-        knots.add(at)
-        work += [_worst(x, low, at, floor), _worst(x, at, high, floor)]
-    index = sorted(knots)
-    where = (float(f"{(i + 0.5) / n:.7g}") for i in index)
-    return tuple(where), tuple(float(f"{x[i]:.6g}") for i in index)
-
-
-def _worst(x: Floats, low: int, high: int, floor: float) -> tuple[float, int, int, int]:
-    """(error, index) of the value that the line from ``low`` to ``high`` misses most, and the two ends."""
-    if high - low < 2:
-        return 0.0, low, low, high
-    line = np.linspace(x[low], x[high], high - low + 1)
-    off = np.abs(line - x[low : high + 1]) / np.maximum(x[low : high + 1], floor)
-    at = int(np.argmax(off[1:-1])) + 1
-    return float(off[at]), low + at, low, high
-
-
-def _draw(c: Curve, u: Floats) -> Floats:
-    out: Floats = np.interp(u, *c)
-    return out
-
-
-def _even(n: int, rng: np.random.Generator, lag1: float = 0.0) -> Floats:
-    """``n`` numbers spread evenly over (0, 1) in random order: their quantiles are exact at any ``n``.
-
-    With ``lag1`` the order is that of a Gaussian chain, so like follows like.
-    """
-    if n == 0:
-        return np.zeros(0)
-    noise = rng.standard_normal(n)
-    if lag1:
-        rho = 2 * math.sin(math.pi / 6 * max(-0.95, min(0.95, lag1)))  # rank correlation to that of the Gaussian
-        keep = math.sqrt(max(0.0, 1 - rho * rho))
-        for i in range(1, n):
-            noise[i] = rho * noise[i - 1] + keep * noise[i]
-    ranks = np.empty(n)
-    ranks[np.argsort(noise, kind="stable")] = np.arange(n)
-    out: Floats = (ranks + 0.5) / n
-    return out
-
-
-def _deal(shares: Floats, n: int, rng: np.random.Generator) -> Ints:
-    """Buckets in their proportions to within one request, in random order."""
-    bounds = np.rint(np.cumsum(shares / shares.sum()) * n).astype(int)
-    kind = np.minimum(np.searchsorted(bounds, np.arange(n), side="right"), len(shares) - 1)
-    return rng.permutation(kind).astype(np.int64)
+        ago = curve_of(raw, "ago", where) if block else None
+        return cls(tuple(stages), buckets, block, ago, made, total)
 
 
 def _chains(count: Ints, reuse: Ints, ago: Ints) -> list[list[int]]:
     """Each request begins with the first ``reuse`` blocks of an earlier one that is long enough, the nearest to ``ago``
-    requests back; the rest of its blocks are new."""
+    requests back (0: of the one just before); the rest of its blocks are new."""
     out: list[list[int]] = []
     fresh = 0
     for i, (n, h, back) in enumerate(zip(count.tolist(), reuse.tolist(), ago.tolist(), strict=True)):
         shared: list[int] = []
         if h and i:
-            shared = out[_nearest(count[:i], h, i - back)][:h]
+            shared = out[_nearest(count[:i], h, i - back) if back else i - 1][:h]
         new = n - len(shared)
         out.append(shared + list(range(fresh, fresh + new)))
         fresh += new
@@ -237,38 +216,3 @@ def _nearest(count: Ints, least: int, wanted: int) -> int:
         if len(found):
             return int(found[np.argmin(np.abs(found - wanted))])
     return int(np.argmax(count))
-
-
-def _plain(x: Stage | Bucket) -> dict[str, Any]:
-    table = dataclasses.asdict(x).items()
-    return {k: [list(part) for part in v] if isinstance(v, tuple) else v for k, v in table if v is not None}
-
-
-def _tables(raw: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:
-    value = raw.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
-        raise UsageError(f"{where}: needs at least one [[{where}.{key}]]", "whywait workload fit writes them")
-    return value
-
-
-def _number(raw: Mapping[str, Any], key: str, where: str) -> float:
-    value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UsageError(f"{where}: {key} must be a number, not {value!r}")
-    return float(value)
-
-
-def _curve(raw: Mapping[str, Any], key: str, where: str) -> Curve:
-    value = raw.get(key)
-    bad = UsageError(f"{where}: {key} must be two lists of equal length, shares from 0 to 1 and values from 0 up, "
-                     "neither decreasing")  # fmt: skip
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, list) and part for part in value):
-        raise bad
-    if any(isinstance(v, bool) or not isinstance(v, (int, float)) for part in value for v in part):
-        raise bad
-    at, amount = (np.array(part, np.float64) for part in value)
-    if len(at) != len(amount) or not (np.isfinite(amount).all() and at[0] >= 0 and at[-1] <= 1 and amount[0] >= 0):
-        raise bad
-    if (np.diff(at) < 0).any() or (np.diff(amount) < 0).any():
-        raise bad
-    return tuple(at.tolist()), tuple(amount.tolist())

@@ -49,6 +49,7 @@ class Recorder:
         self._lines: list[bytes] = []
         self._chunks = array("q")
         self._state: dict[int, str] = {}
+        self._noted: dict[str, Any] = {}
         self._closed = False
         self._write("manifest", dataclasses.asdict(manifest))
         self.flush()
@@ -59,6 +60,13 @@ class Recorder:
     def complaint(self) -> str:
         """What the disk says when it does not take what is to be written; '' as long as all is well."""
         return self._log.error or self._bin.error
+
+    def note(self, **journey: Any) -> None:
+        """What a journey that decides as it goes has found so far, for ``manifest.journey``: a killed run still knows
+        it. Plain JSON values."""
+        self._noted.update(journey)
+        self._write("journey", journey)
+        self.flush()
 
     def begin_point(self, row: Mapping[str, Any], planned: Iterable[Mapping[str, Any]]) -> None:
         """Start a load point. ``planned``: what is known of each request before it is sent (id, class, lengths)."""
@@ -136,6 +144,7 @@ class Recorder:
             UsageError: the disk is full. The spool is kept, and is a Run as far as it goes.
         """
         self.close()
+        manifest = dataclasses.replace(manifest, journey={**manifest.journey, **self._noted})
         if self.complaint:
             raise full_disk(self.directory, self.complaint)
         try:

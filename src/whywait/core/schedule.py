@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,14 @@ class Schedule:
     def after_rows(self) -> Ints:
         """The row each row comes after; −1 for none, and where that row is not in this schedule."""
         return self._after
+
+    def block_counts(self) -> Mapping[int, int]:
+        """How many requests have each block."""
+        return self._block_counts
+
+    @functools.cached_property
+    def _block_counts(self) -> Mapping[int, int]:
+        return Counter(name for blocks in self.blocks for name in set(blocks))
 
     @functools.cached_property
     def _after(self) -> Ints:

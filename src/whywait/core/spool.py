@@ -213,6 +213,10 @@ class Fold:
     def _on_manifest(self, v: Any) -> None:
         self.manifest = self.manifest or manifest_of(v, "the spool")
 
+    def _on_journey(self, v: Any) -> None:
+        if self.manifest is not None:  # what a journey that decides as it goes has found so far
+            self.manifest.journey.update(v)
+
     def _on_point(self, v: Any) -> None:
         self._point = v["point"]
         if v.pop("elastic", False):

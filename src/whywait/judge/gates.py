@@ -35,7 +35,7 @@ def parse_gates(texts: list[str]) -> list[Gate]:
     """
     gates = []
     for text in texts:
-        form = re.fullmatch(r"\s*([a-z_][a-z0-9_.]*)\s*(<=|>=|<|>)\s*([\d.eE+-]+)\s*", text)
+        form = re.fullmatch(r"\s*([a-z_][a-z0-9_]*(?:\.[\w -]*\w)*)\s*(<=|>=|<|>)\s*([\d.eE+-]+)\s*", text)
         try:
             limit = float(form[3]) if form else 0.0
         except ValueError:
@@ -47,23 +47,39 @@ def parse_gates(texts: list[str]) -> list[Gate]:
 
 
 def failed_gates(gates: list[Gate], summary: dict[str, Any]) -> list[str]:
-    """What failed, in words, one per gate and point.
+    """What failed, in words, one per gate and point; of a search, at the highest rate known to keep the SLO.
+
+    A key that begins with ``find.`` is one of the search's answer (``find.low<10``).
 
     Raises:
         UsageError: a key that the summary does not have.
     """
     out = []
+    points = _kept(summary) if "find" in summary else summary["points"]
     for gate in gates:
-        if not summary["points"]:
-            out.append(f"nothing was measured, so {gate.text!r} does not pass")
-        for p in summary["points"]:
-            value = _value(p, gate)
-            at = p["mode"] if p["target"] is None else f"{p['mode']} {p['target']:g}"
-            if value is None:
-                out.append(f"{'.'.join(gate.path)} is unknown at {at}, so {gate.text!r} does not pass")
-            elif OPS[gate.op](value, gate.limit):
-                out.append(f"{'.'.join(gate.path)} is {value:.6g} at {at} ({gate.text})")
+        if gate.path[0] == "find":
+            out += _failed(gate, {"find": summary.get("find")}, "")
+            continue
+        if not points:
+            what = "no rate is known to keep the SLO" if "find" in summary else "nothing was measured"
+            out.append(f"{what}, so {gate.text!r} does not pass")
+        for p in points:
+            out += _failed(gate, p, " at " + (p["mode"] if p["target"] is None else f"{p['mode']} {p['target']:g}"))
     return out
+
+
+def _kept(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a search the point at the highest rate known to keep the SLO: its other points were meant to miss it."""
+    find = summary["find"]
+    at = {p["point"] for p in find["probes"] if p["answer"] == "yes" and p["rate"] == find["low"]}
+    return [p for p in summary["points"] if p["point"] in at]
+
+
+def _failed(gate: Gate, figures: dict[str, Any], at: str) -> list[str]:
+    value, name = _value(figures, gate), ".".join(gate.path)
+    if value is None:
+        return [f"{name} is unknown{at}, so {gate.text!r} does not pass"]
+    return [f"{name} is {value:.6g}{at} ({gate.text})"] if OPS[gate.op](value, gate.limit) else []
 
 
 def _value(point: dict[str, Any], gate: Gate) -> float | None:

@@ -243,6 +243,8 @@ def enough(found: Look, ask: Ask, rules: Sequence[Rule]) -> bool:
         return True
     if found.now < ask.cap_s / 3:
         return False
+    if all(e.clearing * ask.cap_s >= found.now for e in found.evidence):
+        return False  # so many requests come in its time that their mean and spread will say yes
     # Evidence grows about linearly with time: where it would take far longer than there is, time is better spent.
     need = math.log(PROBES / ALPHA)
     best = max(min(e.log_yes for e in found.evidence), *(e.log_no for e in found.evidence))

@@ -23,7 +23,7 @@ from whywait.analyze.stats import Estimate
 from whywait.core.table import Array
 
 CLIP = 2.0  # scores (measured / limit) count up to this: a failed request is inf
-CLEAR_FROM, CLEAR_Z = 50.0, 4.0  # effective requests, and standard errors, for ``keeps_clear``
+CLEAR_FROM, CLEAR_Z = 50.0, 4.0  # effective requests, and standard errors, for ``clearing``
 TOP = 2.0  # the worst requests, this many times the share that may fail, show how bad ones would clump
 PIECES = 8  # of a probe, from which the interval of its slope is made
 # Alternatives, as a part of the way from the asked share to 1 (to say yes) and to 0 (to say no).
@@ -34,7 +34,8 @@ _DOWN = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 0.95])
 class Evidence(NamedTuple):
     """Of one rule at one probe: requests counted, what they are worth, their share, log wealth for yes and for no.
 
-    ``clear`` says that mean and spread of the scores alone leave no room for a smaller share than asked.
+    ``clear`` says that mean and spread of the scores alone leave no room for a smaller share than asked; ``clearing``
+    is how much of the requests that this takes are there, 1 and more where it is so, 0 where they do leave room.
     """
 
     n: int
@@ -42,7 +43,11 @@ class Evidence(NamedTuple):
     share: float
     log_yes: float
     log_no: float
-    clear: bool = False
+    clearing: float = 0.0
+
+    @property
+    def clear(self) -> bool:
+        return self.clearing >= 1
 
 
 def autocorrelation_time(x: Array) -> float:
@@ -76,13 +81,13 @@ def evidence(scores: Array, busy: Array, asked: float) -> Evidence:
     tau = max(autocorrelation_time(bad.astype(np.float64)), autocorrelation_time(worst.astype(np.float64)))
     n_eff = n / _widened(tau, n)
     share = 1 - float(bad.mean())
-    return Evidence(
-        n, n_eff, share, *wealth(n_eff * share, n_eff * (1 - share), asked), keeps_clear(scores, busy, asked)
-    )
+    return Evidence(n, n_eff, share, *wealth(n_eff * share, n_eff * (1 - share), asked), clearing(scores, busy, asked))
 
 
-def keeps_clear(scores: Array, busy: Array, asked: float) -> bool:
+def clearing(scores: Array, busy: Array, asked: float) -> float:
     """Whether scores stay so far below 1 that, by Cantelli's inequality, the asked share must keep the limit.
+
+    The answer is 0 where they do not, else the effective requests there are, as a part of those it takes to say so.
 
     P(x >= mean + k sd) <= 1 / (1 + k^2) for any distribution; mean and variance are taken at their upper bounds. A
     service whose times hardly vary is cleared so by a tenth of the requests that counting good and bad ones takes.
@@ -91,13 +96,11 @@ def keeps_clear(scores: Array, busy: Array, asked: float) -> bool:
     # Waits may be zero for long and only the requests in flight show how slowly the queue forgets.
     tau = max(autocorrelation_time(x), autocorrelation_time(busy.astype(np.float64)))
     n_eff = len(x) / _widened(tau, len(x))
-    if n_eff < CLEAR_FROM:
-        return False
     mean, variance = float(x.mean()), float(x.var())
     kurtosis = float(((x - mean) ** 4).mean()) / variance**2 if variance > 0 else 1.0
     variance *= 1 + CLEAR_Z * math.sqrt(max(kurtosis - 1, 0.0) / n_eff)
     mean += CLEAR_Z * math.sqrt(variance / n_eff)
-    return mean + math.sqrt(asked / (1 - asked) * variance) <= 1
+    return n_eff / CLEAR_FROM if mean + math.sqrt(asked / (1 - asked) * variance) <= 1 else 0.0
 
 
 def _widened(tau: float, n: int) -> float:

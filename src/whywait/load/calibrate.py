@@ -6,21 +6,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from whywait.core.schedule import Schedule, Workload
-from whywait.errors import WhywaitError
 from whywait.load.preflight import Target, ask_once
-from whywait.load.prompts import LEAST_TOKENS_PER_UNIT, WARM_PROMPTS, Fit, Prompter
+from whywait.load.prompts import LEAST_TOKENS_PER_UNIT, Fit, Prompter
+from whywait.load.tokens import TOKENIZE, Counter, FileCounter, ServiceCounter
 from whywait.load.turns import Message, Turns, languages_of
-from whywait.net.endpoint import post
 
 Seen = list[tuple[int, int]]
 EXACT_S, EXACT_CALLS = 2.0, 4000  # before a point no longer and no more than this; the rest follows the fitted line
 EXACT_CALLS_ELSEWHERE = 200  # on a service that is not on this machine
+MOST_UNKNOWN = 3  # prompts in a row that nobody could count
+TRIMS = 5  # tries to meet a count by cutting characters
 PROBE = 10_000_000  # numbers of calibrating prompts, far from those of requests
 
 
@@ -89,51 +87,36 @@ def body_of(target: Target, messages: Sequence[Message], max_tokens: int, option
     return target.body("", max_tokens, {**options, key: [m._asdict() for m in messages]})
 
 
-@dataclass
-class Counter:
-    """Asks the service itself how many tokens a prompt has: vLLM's and llama.cpp's ``/tokenize``.
-
-    ``offset`` is what usage counts beyond it, found by one real request.
-    """
-
-    target: Target
-    offset: int = 0
-    calls: int = 0
-
-    def count(self, messages: Sequence[Message]) -> int | None:
-        """Tokens of the prompt as usage will count them; None when the service does not say."""
-        name = self.target.engine.name if self.target.engine else ""
-        chat = self.target.endpoint.dialect != "completions"
-        plain = "\n\n".join(m.content for m in messages)
-        if name == "llama.cpp":
-            if chat:
-                answer = self._ask("/apply-template", {"messages": [m._asdict() for m in messages]})
-                plain = str(answer.get("prompt", ""))
-                if not plain:
-                    return None
-            tokens = self._ask("/tokenize", {"content": plain, "add_special": True, "parse_special": True}).get(
-                "tokens"
-            )
-            return len(tokens) + self.offset if isinstance(tokens, list) else None
-        asked: dict[str, Any] = {"messages": [m._asdict() for m in messages]} if chat else {"prompt": plain}
-        count = self._ask("/tokenize", {"model": self.target.model, **asked}).get("count")
-        return count + self.offset if isinstance(count, int) and not isinstance(count, bool) else None
-
-    def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.calls += 1
-        try:
-            status, _, answer = post(self.target.endpoint, self.target.endpoint.root + path, orjson.dumps(body), 10.0)
-            found = orjson.loads(answer) if status == 200 else {}
-        except (WhywaitError, orjson.JSONDecodeError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
 def counter(target: Target, workload: Workload, prompter: Prompter) -> Counter | None:
-    """A counter that agrees with the service's usage on two prompts of different length, or None."""
-    if target.engine is None or target.engine.name not in ("vllm", "llama.cpp"):
+    """A counter that agrees with the service's usage: its own /tokenize, else the tokenizer file that was named."""
+    language = workload.classes[0].language[0]
+    if target.engine is not None and target.engine.name in TOKENIZE:
+        found = ServiceCounter(target)
+        offset = _offset(found, target, workload, prompter, language)
+        if offset is not None:
+            found.offset = offset
+            return found
+    if not target.tokenizer:
         return None
-    found, language = Counter(target), workload.classes[0].language[0]
+    local = FileCounter(target.tokenizer, plain=target.endpoint.dialect == "completions")
+    offset = _offset(local, target, workload, prompter, language)
+    if offset is None:
+        return None
+    local.offset = offset
+    if not local.plain:
+        _learn_template(local, target, workload, prompter, language)
+    return local
+
+
+def tokenizer_doubt(path: str) -> dict[str, str]:
+    """What to say where the file that was named counts otherwise than the service."""
+    why = f"{path} and usage differ by another number of tokens at another length, or there is no usage"
+    next_ = "give the tokenizer of the model that is served"
+    return {"what": "the tokenizer given does not count as the service does", "why": why, "next": next_}
+
+
+def _offset(found: Counter, target: Target, workload: Workload, prompter: Prompter, language: str) -> int | None:
+    """What usage counts beyond ``found``, where two prompts of different length agree on that."""
     offsets = set()
     for n in (40, 90):
         messages = [Message("user", prompter.turn(PROBE, 0, n, language))]
@@ -142,10 +125,23 @@ def counter(target: Target, workload: Workload, prompter: Prompter) -> Counter |
         if counted is None or used is None:
             return None
         offsets.add(used - counted)
-    if len(offsets) != 1:
-        return None
-    found.offset = offsets.pop()
-    return found
+    return offsets.pop() if len(offsets) == 1 else None
+
+
+def _learn_template(found: FileCounter, target: Target, workload: Workload, prompter: Prompter, language: str) -> None:
+    """What a system prompt and an earlier turn add; the latter only if two turns add twice as much as one."""
+    if not (workload.has_sessions or workload.trace or workload.fitted or any(c.shared for c in workload.classes)):
+        return
+    said = [prompter.turn(PROBE, turn, 30, language) for turn in range(6)]
+
+    def beyond(*roles: str) -> int | None:
+        messages = [Message(role, text) for role, text in zip(roles, said, strict=False)]
+        used = _asked(target, workload, messages).get("prompt_tokens")
+        return None if used is None else used - found.offset - sum(found.text(m.content) for m in messages)
+
+    found.system = beyond("system", "user")
+    one, two = (beyond(*("user", "assistant") * n, "user") for n in (1, 2))
+    found.turn = one if one is not None and two == 2 * one else None
 
 
 def exact(found: Counter, prompter: Prompter, schedule: Schedule, workload: Workload) -> Prompter:
@@ -154,22 +150,28 @@ def exact(found: Counter, prompter: Prompter, schedule: Schedule, workload: Work
     Within a budget of time and calls, in the order they will be sent; what was counted also refines the line that the
     others follow.
     """
-    units, seen = dict(prompter.exact), dict[str, Seen]()
-    turns = Turns(dataclasses.replace(prompter, exact=units), schedule, languages_of(workload))
+    units, trims, seen = dict(prompter.exact), dict(prompter.trims), dict[str, Seen]()
+    turns = Turns(dataclasses.replace(prompter, exact=units, trims=trims), schedule, languages_of(workload))
+    unknown = 0
     until = time.monotonic() + EXACT_S
-    most = found.calls + (EXACT_CALLS if found.target.endpoint.loopback else EXACT_CALLS_ELSEWHERE)
+    most = found.calls + (EXACT_CALLS_ELSEWHERE if found.far else EXACT_CALLS)
     for row in range(len(schedule)):
         if time.monotonic() > until or found.calls >= most:
             break
         language = turns.language(row)
         best = _converge(found, turns, row, prompter.fit(language).per_unit)
         if best is None:
-            break
-        units[int(schedule.id[row])], off = best
+            unknown += 1
+            if unknown >= MOST_UNKNOWN:
+                break
+            continue
+        unknown, (units[int(schedule.id[row])], off) = 0, best
         if single(schedule, row):
             seen.setdefault(language, []).append((best[0], int(schedule.prompt_tokens[row]) + off))
+        if off and (cut := _trimmed(found, turns, row, best)):
+            units[int(schedule.id[row])], trims[int(schedule.id[row])] = cut
     fits = {**prompter.fits, **{k: prompter.fit(k).refit(v) for k, v in seen.items() if len(v) >= 6}}
-    return dataclasses.replace(prompter, exact=units, fits=fits)
+    return dataclasses.replace(prompter, exact=units, trims=trims, fits=fits)
 
 
 def _converge(found: Counter, turns: Turns, row: int, per_unit: float) -> tuple[int, int] | None:
@@ -189,6 +191,30 @@ def _converge(found: Counter, turns: Turns, row: int, per_unit: float) -> tuple[
             break
         n = min(max(n - (round(off / per_unit) or (1 if off > 0 else -1)), low + 1), high - 1)
     return best
+
+
+def _trimmed(found: Counter, turns: Turns, row: int, best: tuple[int, int]) -> tuple[int, int] | None:
+    """Units and characters to cut from the end, so that the tokens are met where whole words miss them; None: none do.
+
+    A character is a token at most, so as many as are too much is the least to cut.
+    """
+    wanted, n = int(turns.schedule.prompt_tokens[row]), best[0] + (best[1] < 0)
+    over = best[1]
+    if over < 0:
+        counted = found.count(turns.messages(row, n))
+        over = 0 if counted is None else counted - wanted
+    cut = over
+    for _ in range(TRIMS):
+        if over <= 0:
+            break
+        counted = found.count(turns.messages(row, n, cut))
+        if counted is None:
+            break
+        over = counted - wanted
+        if over == 0:
+            return n, cut
+        cut += over
+    return None
 
 
 def single(schedule: Schedule, row: int) -> bool:
@@ -222,16 +248,3 @@ def _follow(fit: Fit, pairs: Seen) -> Fit:
         return fit.refit(pairs)
     slope = sum((tokens - fit.overhead) / n for n, tokens in pairs) / len(pairs)
     return Fit(fit.overhead, slope) if slope >= LEAST_TOKENS_PER_UNIT else fit
-
-
-def warm_rows(schedule: Schedule) -> list[int]:
-    """The longest request of each prompt that will come again: sent once, they leave the others' text in the cache."""
-    longest: dict[tuple[int, int], int] = {}
-    turns = schedule.session_id
-    for row, (i, session, group) in enumerate(
-        zip(schedule.id.tolist(), turns.tolist(), schedule.prefix_group.tolist(), strict=True)
-    ):
-        key = ((i if session < 0 else session) % WARM_PROMPTS, group)
-        if key not in longest or schedule.prompt_tokens[row] > schedule.prompt_tokens[longest[key]]:
-            longest[key] = row
-    return sorted(longest.values())

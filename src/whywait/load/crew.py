@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from typing import Any, Protocol
 
 from whywait.core.recorder import Recorder
 from whywait.core.schedule import Schedule, Workload
-from whywait.load.calibrate import body_of, warm_rows
+from whywait.load.calibrate import body_of
 from whywait.load.driver import Driver, Point, Progress
 from whywait.load.preflight import Target, ask_once
 from whywait.load.prompts import Prompter
-from whywait.load.turns import Turns, languages_of, shares
+from whywait.load.recount import Sample, TextCounter
+from whywait.load.tokens import text_counter
+from whywait.load.turns import Message, Turns, languages_of, shares
+from whywait.load.warming import Warmed, warm
 from whywait.net.client import Client
 from whywait.net.clock import Clock
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -43,13 +47,15 @@ class Writer:
         messages = Turns(self.prompter, schedule, languages_of(self.workload)).messages(row)
         return body_of(self.target, messages, max_tokens or int(schedule.output_tokens[row]), options)
 
-    def warm(self, schedule: Schedule) -> int:
-        """Send once each prompt that will come again, for one token; how many were answered. In no table of the run."""
-        answered = 0
-        for row in warm_rows(schedule):
-            facts = ask_once(self.target, self.body(row, schedule, 1), False, self.workload.timeout_s)
-            answered += facts.get("outcome") == "ok"
-        return answered
+    def warm(self, schedule: Schedule) -> Warmed:
+        """Send once each beginning that will come again, for one token. In no table of the run."""
+        options = self.target.options(self.workload, False, self.prompter.salt, True)
+
+        def ask(messages: list[Message], _row: int) -> bool:
+            body = body_of(self.target, messages, 1, options)
+            return ask_once(self.target, body, False, self.workload.timeout_s).get("outcome") == "ok"
+
+        return warm(Turns(self.prompter, schedule, languages_of(self.workload)), ask)
 
 
 class Crew(Protocol):
@@ -81,6 +87,7 @@ class Report:
     still: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     disk: str = ""
     lost: list[str] = dataclasses.field(default_factory=list)
+    recounts: dict[str, list[dict[str, int]]] = dataclasses.field(default_factory=dict)  # by point: load/recount.py
 
 
 class Guard:
@@ -127,22 +134,42 @@ class Solo:
         self._watch = watch
         self.begin: Callable[[int], int] = lambda start_ns: start_ns
         self.cpu_ns: dict[int, int] = {}
+        self.recounts: dict[str, list[dict[str, int]]] = {}
+        self._counter: tuple[TextCounter | None] | None = None  # found out once, when the first answers are there
 
     def run(self, point: Point, writer: Writer) -> str:
         timeout_s = writer.workload.timeout_s
         driver = Driver(self.client, self.recorder, self.clock, writer.body, writer.stream, timeout_s)
         driver.watch, driver.stop, driver.begin, driver.cpu_ns = self._watch, self.guard, self.begin, self.cpu_ns
         self.guard.begin()
-        return driver.run(point)
+        sample = Sample()
+        driver.tap = sample.tap
+        reason = driver.run(point)
+        if not reason and any(text.parts for text in sample.texts):
+            self._counter = self._counter or (text_counter(writer.target),)
+            if self._counter[0] is not None:
+                self.recounts[str(point.number)] = sample.counts(self._counter[0])
+        return reason
 
     def report(self) -> Report:
         client = {**self.client.facts(), "cpu_ns_by_point": {str(k): v for k, v in self.cpu_ns.items()}}
         c, disk = self.client, self.recorder.complaint
-        return Report(client, [self.clock.facts()], c.failed, c.succeeded, self.guard.still, disk)
+        return Report(
+            client, [self.clock.facts()], c.failed, c.succeeded, self.guard.still, disk, recounts=self.recounts
+        )
 
     def close(self) -> None:
         self.client.close()
         self.recorder.flush()
+
+
+def many_sockets() -> None:
+    """A socket per request in flight: take as many file descriptors as this process may have."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def still_doubt(still: list[tuple[int, int]]) -> dict[str, str] | None:

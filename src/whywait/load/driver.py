@@ -15,6 +15,7 @@ from whywait.core.recorder import Recorder
 from whywait.core.schedule import Schedule
 from whywait.net.client import Call, Client, Sink
 from whywait.net.clock import Clock
+from whywait.net.dialect import Tap
 from whywait.units import NS_PER_MS, NS_PER_S
 
 FLUSH_NS = 500 * NS_PER_MS
@@ -87,6 +88,7 @@ class Driver:
     stop: Callable[[Progress], str] = lambda _p: ""
     begin: Callable[[int], int] = lambda start_ns: start_ns  # the start that the shards of a run agree on
     cpu_ns: dict[int, int] = field(default_factory=dict)
+    tap: Callable[[int], Tap | None] = lambda _id: None  # of a request about to be sent: who reads its answer along
 
     def run(self, point: Point) -> str:
         """Drive the point; returns '' or the reason it was cut short. The recorder holds the result either way."""
@@ -131,7 +133,7 @@ class Driver:
             now = clock.now()
             while (due := pacer.take(now)) is not None:
                 row, due_ns = due
-                client.send(Call(row, ids[row], due_ns, bodies.take(row), self.stream, timeout))
+                client.send(Call(row, ids[row], due_ns, bodies.take(row), self.stream, timeout, self.tap(ids[row])))
                 turn.sent[row] = 1
                 progress.sent += 1
                 now = clock.now()

@@ -20,10 +20,10 @@ from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
 from whywait.net.dialect import request_body
 from whywait.net.endpoint import Endpoint, get, post, raise_for
+from whywait.net.outcome import REDIRECTS
 from whywait.physics.models import describe
 from whywait.units import NS_PER_S
 
-REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 5
 UNREAD = "engine metrics are not readable"
 
@@ -40,6 +40,7 @@ class Target:
     slots_url: str | None = None
     limits: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)  # the user's own body fields
+    tokenizer: str = ""  # a file or folder of the user's, for lengths that the service does not count itself
     notes: tuple[dict[str, str], ...] = ()
 
     def options(
@@ -184,8 +185,10 @@ def first_request(target: Target, workload: Workload, stream: bool, tokens: int 
     if status in (401, 403):
         raise Unauthorized(f"{where} answers {status}", "set WHYWAIT_API_KEY or give --api-key-file")
     if status in REDIRECTS:
+        to = detail.partition("redirects to ")[2]
         raise NotAnEndpoint(
-            f"{where} answers {status} to {target.endpoint.path}: a redirect", "give the URL it leads to"
+            f"{where} answers {status} to {target.endpoint.path}: a redirect" + (f" to {to}" if to else ""),
+            "give the URL it leads to; a redirected POST is not followed, the key and the prompts are not for others",
         )
     if status == 404:
         known = f"it serves {', '.join(target.models[:5])}" if target.models else "check the URL's path and --model"

@@ -47,7 +47,8 @@ class Prompter:
     ``fits`` are by language; before calibrating, usual ratios are assumed. Each further message costs ``per_message``
     tokens. ``exact`` holds how many units the prompt of a request (by id) needs, where that was found out one by one.
     ``cache``: ``cold`` begins every prompt, or session, with a salt of its own, so no prefix is shared but those meant;
-    ``warm`` repeats eight prompts; ``natural`` draws freely without a salt.
+    ``warm`` repeats eight prompts (where beginnings are shared by name, those and no others: ``load/turns.py``);
+    ``natural`` draws freely without a salt.
     """
 
     seed: int = 1
@@ -56,6 +57,7 @@ class Prompter:
     fits: Mapping[str, Fit] = field(default_factory=dict)
     per_message: float = 4.0
     exact: Mapping[int, int] = field(default_factory=dict)
+    trims: Mapping[int, int] = field(default_factory=dict)  # characters then cut from its end, since a word is no token
 
     def fit(self, language: str) -> Fit:
         return self.fits.get(language) or Fit(per_unit=USUAL[language])
@@ -89,7 +91,7 @@ class Prompter:
         head = [self._salt(f"{self.seed}/group/{group}")] if self.cache == "cold" else []
         return _joined([*head, *self._fill(random.Random(f"{self.seed}/group/{group}"), length, language)][:length])
 
-    def blocks(self, names: Sequence[int], lengths: Sequence[int], language: str = "en") -> str:
+    def blocks(self, names: Sequence[int | str], lengths: Sequence[int], language: str = "en") -> str:
         """Text made of named pieces: equal names (and lengths) are equal text."""
         out = [self._salt(f"{self.seed}/blocks")] if self.cache == "cold" else []
         for name, length in zip(names, lengths, strict=True):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.core import fitted
 from whywait.core.schedule import Ints, RequestClass, Schedule, Workload
 from whywait.core.timetable import read_schedule
 from whywait.load import arrivals
@@ -46,11 +47,20 @@ def schedule_of(load: Load, workload: Workload, first_id: int, number: int) -> t
         rate = None if load.mode == "trace" else load.target
         schedule = open_schedule(workload, rate, n, first_id, number)
         if seconds is not None:
-            schedule = schedule.take(schedule.due_ns < seconds * NS_PER_S)
+            schedule = schedule.take(_starts(schedule) < seconds * NS_PER_S)
         return schedule, seconds
     seconds = seconds or (30.0 if n is None else None)
     n = n or max(1, round(load.target * (seconds or 30)))
     return open_schedule(workload, load.target, n, first_id, number), seconds
+
+
+def _starts(schedule: Schedule) -> Ints:
+    """When each request may be sent at the earliest, ns: a later turn not before its session began."""
+    due: Ints = schedule.due_ns.copy()
+    after = schedule.after_rows()
+    for row in np.flatnonzero(after >= 0).tolist():  # a turn comes after the one before it
+        due[row] = max(due[row], due[after[row]] + schedule.think_ns[row])
+    return due
 
 
 def _enough(duration_s: float, concurrency: float) -> int:
@@ -121,18 +131,29 @@ def _per_session(units: NDArray[np.float64], rows: _Rows) -> NDArray[np.float64]
 def _replayed(workload: Workload, rate: float | None, n: int | None, first_id: int) -> Schedule:
     if workload.fitted:
         f = workload.fitted
-        got = f.sample(n, workload.seed, rate or f.rate * workload.speed)
-        due = np.rint(got.at_s * NS_PER_S).astype(np.int64)
-        ids = np.arange(first_id, first_id + len(due), dtype=np.int64)
-        blocks = tuple(tuple(c) for c in got.chains) if got.chains else ()
-        size = round(f.block_tokens or 0) if blocks else 0
-        names = (workload.classes[0].name,)
-        klass = np.zeros(len(due), np.int64)
-        return Schedule(ids, klass, got.prompt_tokens, got.output_tokens, due, names, blocks=blocks, block_tokens=size)
+        return _drawn(f.sample(n, workload.seed, rate or f.rate * workload.speed), workload, first_id)
     path, speed = Path(workload.trace), workload.speed
     if rate is not None:
         speed = rate / _rate_of(read_schedule(path, 0, 1.0, n))
     return read_schedule(path, first_id, speed, n)
+
+
+def _drawn(got: fitted.Rows, workload: Workload, first_id: int) -> Schedule:
+    """A turn waits for the one before and then for its think time; where the log told only when turns began, it waits
+    for the one before and begins no earlier than it did there."""
+    n = len(got.at_s)
+    ids = np.arange(first_id, first_id + n, dtype=np.int64)
+    blocks = tuple(tuple(c) for c in got.chains) if got.chains else ()
+    size = round(workload.fitted.block_tokens or 0) if blocks and workload.fitted else 0
+    names = got.class_names if len(got.class_names) > 1 else (workload.classes[0].name,)
+    known = ~np.isnan(got.think_s)
+    due = np.where(known, -1, np.rint(got.at_s * NS_PER_S)).astype(np.int64)
+    think = np.where(known, np.rint(np.nan_to_num(got.think_s) / workload.speed * NS_PER_S), 0).astype(np.int64)
+    return Schedule(
+        ids, got.klass, got.prompt_tokens, got.output_tokens, due, names,
+        session_id=np.where(got.session < 0, -1, got.session + first_id), turn=got.turn,
+        after_id=np.where(got.turn > 0, ids - 1, -1), think_ns=think, blocks=blocks, block_tokens=size,
+    )  # fmt: skip
 
 
 class _Rows:

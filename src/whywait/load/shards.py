@@ -305,6 +305,9 @@ class Shards:
         out.still = [(at, long) for r in known for at, long in r.still]
         out.disk = next((r.disk for r in known if r.disk), "")
         out.lost = [s.lost for s in self._shards if s.lost]
+        for r in known:
+            for number, counts in r.recounts.items():
+                out.recounts[number] = [*out.recounts.get(number, []), *counts]
         return out
 
     def close(self) -> None:

@@ -10,10 +10,12 @@ import contextlib
 import os
 import select
 import sys
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
 from time import monotonic_ns
 
+IDLE_NS = 2_000_000
 IN, OUT = 1, 4  # EPOLLIN = POLLIN and EPOLLOUT = POLLOUT wherever either exists
 
 Timer = Callable[[], "int | None"]
@@ -74,6 +76,8 @@ class Loop:
         self._heap: list[tuple[int, int, Timer]] = []
         self._serial = self._earliest = 0
         self._stopped = self._closed = False
+        self._idle: deque[Timer] = deque()
+        self._idle_ns = 0  # when idle work was last done, or there was none
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self.watch(self._wake_read, lambda _: None)  # never drained: once stopped, no step may wait again
@@ -87,6 +91,24 @@ class Loop:
         """
         self._serial += 1
         heappush(self._heap, (max(t_ns, self._earliest), self._serial, fn))
+
+    def when_idle(self, fn: Timer) -> None:
+        """Call ``fn`` in turns in which nothing is ready and nothing due, until it returns None. It should be quick.
+
+        On a loop that is never idle it is called all the same, once in IDLE_NS.
+        """
+        if not self._idle:
+            self._idle_ns = monotonic_ns()
+        self._idle.append(fn)
+
+    def _spare(self, busy: bool) -> None:
+        now = monotonic_ns()
+        if (busy or (self._heap and self._heap[0][0] <= now)) and now - self._idle_ns < IDLE_NS:
+            return
+        self._idle_ns = now
+        fn = self._idle[0]
+        if fn() is None:
+            self._idle.popleft()
 
     def _fire(self) -> None:
         """Run all that is due by one reading of the clock; what falls due meanwhile waits for the next turn."""
@@ -125,11 +147,16 @@ class Loop:
         if self._heap:
             left = max(0.0, (self._heap[0][0] - monotonic_ns()) * 1e-9)
             timeout = left if timeout is None else min(left, timeout)
+        if self._idle:
+            timeout = 0.0
         watched = self._watched
-        for fd, mask in self._poller.wait(timeout):
+        events = self._poller.wait(timeout)
+        for fd, mask in events:
             if ready := watched.get(fd):  # an earlier event of this turn may have closed it
                 ready(mask)
         self._fire()
+        if self._idle:
+            self._spare(bool(events))
 
     def run(self, stop: Callable[[], bool] | None = None) -> None:
         """Turn until ``stop()`` is true (asked once a turn) or ``self.stop`` was called."""

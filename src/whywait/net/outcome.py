@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -13,6 +14,9 @@ from whywait.net.wire import Response
 
 # What an error's type and code look like. Anything else might be a message, and messages echo prompts.
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,60}", re.ASCII)
+_WHERE = re.compile(r"[A-Za-z0-9_.~:/%@+\[\]-]+", re.ASCII)
+MAX_WHERE = 200
+REDIRECTS = (301, 302, 303, 307, 308)
 _WAIT = re.compile(r"[A-Za-z0-9,: .+-]{1,40}", re.ASCII)  # seconds, or a date
 
 
@@ -38,7 +42,8 @@ def _outcome(r: Response, chunks: int) -> tuple[str, str, str | None]:
     if r.status != 200:
         # A redirect is the user's: the URL given is not where the service is.
         fault = "user" if 300 <= r.status < 500 else "service"
-        return "http_error", fault, f"{r.status} {_error_type(r)}".strip()
+        what = _leads_to(r) if r.status in REDIRECTS else ""
+        return "http_error", fault, f"{r.status} {what or _error_type(r)}".strip()
     if r.answer.error is not None:
         return "inband_error", "service", _code_of(r.answer.error) or "error event"
     if r.not_sse:
@@ -52,6 +57,17 @@ def _outcome(r: Response, chunks: int) -> tuple[str, str, str | None]:
     if r.stream:
         return "truncated", "service", f"ended after {chunks} chunks without finish_reason or [DONE]"
     return "truncated", "service", "the answer is cut short"
+
+
+def _leads_to(r: Response) -> str:
+    """Where a redirect points: scheme, host and path. A query or a user's name there may be a secret, or an echo."""
+    try:
+        to = urlsplit(r.headers.get("location", "").strip())
+        host = f"{to.scheme or 'http'}://{to.netloc.rpartition('@')[2]}" if to.netloc else ""
+    except ValueError:
+        return ""
+    where = f"{host}{to.path}"[:MAX_WHERE]
+    return f"redirects to {where}" if _WHERE.fullmatch(where) else ""
 
 
 def _kind(r: Response) -> str:

@@ -18,7 +18,8 @@ import orjson
 
 from whywait.net.endpoint import Endpoint
 from whywait.net.loop import Loop
-from whywait.net.serve import Conn, Reply, Request, Server
+from whywait.net.reply import Line, Reply, Request
+from whywait.net.serve import Server
 from whywait.net.upstream import Upstream
 
 MAX_HEAD = 1 << 16
@@ -86,21 +87,38 @@ class Exchange:
         self._proxy, self._request, self._reply, self._upstream = proxy, request, reply, upstream
         self._watcher: Watcher | None = None
         self._head = b""
+        self._whole = self._seen = False  # all of the request has come; a watcher was asked for
         self._framing: Framing | None = None
         self._over = False
         reply.on_gone = self._gone
         upstream.on_data, upstream.on_closed = self._data, self._closed
 
-    def start(self, watch: Watch) -> None:
-        """Send the request; only then look at it."""
+    def start(self, length: int) -> None:
+        """Send the head, and of the body what there is; ``length`` is that of all of it."""
         counts = self._proxy.counts
         counts.requests += 1
         counts.in_flight += 1
         counts.most_in_flight = max(counts.most_in_flight, counts.in_flight)
-        self._upstream.send(self._proxy.head(self._request) + self._request.body)
-        self._watcher = self._safely(watch, self._request)
+        self._upstream.send(self._proxy.head(self._request, length) + self._request.body)
+
+    def piece(self, data: bytes) -> None:
+        """More of the body, as it came."""
+        if not self._over:
+            self._upstream.send(data)
+
+    def whole(self, request: Request) -> None:
+        """The request is on its way; now there is time to look at it."""
+        self._request, self._whole = request, True
+        self._look_at(request)
+
+    def _look_at(self, request: Request) -> None:
+        if not self._seen:
+            self._seen = True
+            self._watcher = self._safely(self._proxy.watch, request)
 
     def _data(self, data: bytes) -> None:
+        if not self._whole:  # it answers before it has read all: what there is of the request is all we shall see
+            self._look_at(self._request)
         if self._framing is None:
             data = self._heads(data)
             if not data:
@@ -167,7 +185,7 @@ class Exchange:
         self._end(reason)
         reply = self._reply
         reply.chunked = False  # the bytes came framed
-        reply.keep_alive = reply.keep_alive and keep
+        reply.keep_alive = reply.keep_alive and keep and self._whole
         if not reply.keep_alive:
             self._upstream.close()
         else:
@@ -204,10 +222,41 @@ class Proxy:
         self.watch: Watch = lambda _: None
         self._token = token
         self._tls = endpoint.tls()
-        self._pairs: dict[Conn, Upstream] = {}
+        self._pairs: dict[Line, Upstream] = {}
         self.loop = Loop()
         self.server = Server(self._handle, *listen, loop=self.loop)
+        self.server.early = self._early
+        if token is None:
+            self.server.accepted = self._connect
         self.loop.call_at(monotonic_ns() + SWEEP_NS, self._sweep)
+
+    def _early(self, request: Request, reply: Reply) -> Exchange | None:
+        """Pass on a request from its head on, so that no long prompt waits here; None: it is not for the upstream."""
+        if not request.path.startswith("/"):
+            return None
+        if self._token is not None and not _same(_token_of(request), self._token):
+            return None
+        exchange = self._exchange(request, reply)
+        exchange.start(int(request.headers["content-length"]))
+        return exchange
+
+    def _connect(self, conn: Line) -> None:
+        """A client that connects would connect to the service: so its first request need not wait for that."""
+        upstream = self._pairs[conn] = Upstream(self.loop, self.endpoint.address, self._tls, self.endpoint.host)
+
+        def closed(reason: str) -> None:
+            self._pairs.pop(conn, None)
+            if not reason:  # the service hung up; what it refuses is tried again, and told, with the first request
+                conn.close()
+
+        upstream.on_closed = closed
+
+    def _exchange(self, request: Request, reply: Reply) -> Exchange:
+        upstream = self._pairs.pop(request.conn, None)
+        if upstream is None or not upstream.open:
+            upstream = Upstream(self.loop, self.endpoint.address, self._tls, self.endpoint.host)
+        self._pairs[request.conn] = upstream
+        return Exchange(self, request, reply, upstream)
 
     def _handle(self, request: Request, reply: Reply) -> None:
         if self._token is not None and not _same(_token_of(request), self._token):
@@ -217,28 +266,25 @@ class Proxy:
         if not request.path.startswith("/"):
             reply.send(400, b'{"error":{"message":"whywait record: one upstream only","type":"not_a_path"}}')
             return
-        upstream = self._pairs.pop(request.conn, None)
-        if upstream is None or not upstream.open:
-            address = self.endpoint.address
-            upstream = Upstream(self.loop, address, self._tls, self.endpoint.host)
-        self._pairs[request.conn] = upstream
-        Exchange(self, request, reply, upstream).start(self.watch)
+        exchange = self._exchange(request, reply)
+        exchange.start(len(request.body))
+        exchange.whole(request)
 
-    def head(self, request: Request) -> bytes:
+    def head(self, request: Request, length: int) -> bytes:
         """The request's head as the service gets it: the client's own headers, but for those of one connection."""
         dropped = OURS | {x.strip().lower() for x in request.headers.get("connection", "").split(",")}
         lines = [f"{request.method} {self.endpoint.root}{request.path}{'?' if request.query else ''}{request.query}"
                  f" HTTP/{request.version}", f"host: {self.endpoint.netloc}"]  # fmt: skip
         lines += [f"{k}: {v}" for k, v in request.headers.items() if k not in dropped]
-        if request.body or request.method in ("POST", "PUT", "PATCH"):
-            lines.append(f"content-length: {len(request.body)}")
+        if length or request.method in ("POST", "PUT", "PATCH"):
+            lines.append(f"content-length: {length}")
         if not request.keep_alive:
             lines.append("connection: close")
         elif request.version == "1.0":
             lines.append("connection: keep-alive")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def rest(self, conn: Conn, upstream: Upstream) -> None:
+    def rest(self, conn: Line, upstream: Upstream) -> None:
         """Between two requests: if the service closes, so do we; if it speaks unasked, something is wrong."""
 
         def over(_: object) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -23,7 +23,7 @@ from whywait.errors import UsageError
 from whywait.net.dialect import ANSWER, ROLE
 from whywait.net.loop import Loop
 from whywait.net.outcome import facts_of
-from whywait.net.serve import Request
+from whywait.net.reply import Request
 from whywait.net.wire import Response, WireError
 
 VERSION = 1
@@ -78,7 +78,7 @@ class Recorder:
         self.without_usage = 0
         self.secret = new_secret()
         self._loop, self._serial = loop, 0
-        self._work: deque[tuple[Iterator[None], Watched]] = deque()
+        self._work: deque[tuple[Iterator[None], Callable[[bool], None]]] = deque()
 
     def watch(self, request: Request) -> Watched | None:
         """None for what asks for no tokens: model lists, health, metrics."""
@@ -89,23 +89,24 @@ class Recorder:
         self._serial += 1
         return Watched(self, self._serial, request, dialect)
 
-    def hash_later(self, watched: Watched, body: dict[str, Any]) -> None:
+    def later(self, work: Iterator[None], done: Callable[[bool], None]) -> None:
+        """``done`` is told whether all went well."""
         if not self._work:
-            self._loop.call_at(0, self._hash_some)
-        self._work.append((watched.chain.feed(prompt_texts(body)), watched))
+            self._loop.when_idle(self._hash_some)
+        self._work.append((work, done))
 
     def _hash_some(self) -> int | None:
-        """One bounded piece per turn of the loop, so that no stream waits for another's long prompt."""
-        work, watched = self._work[0]
+        """One bounded piece when the loop has nothing else to do, so that no byte waits for a prompt to be read."""
+        work, done = self._work[0]
         try:
             next(work)
         except StopIteration:
             self._work.popleft()
-            watched.hashed()
+            done(True)
         except Exception:  # a prompt so odd that it cannot be read, such as one nested a thousand deep
             self._work.popleft()
-            watched.hashed(known=False)
-        return monotonic_ns() + 1 if self._work else None
+            done(False)
+        return 0 if self._work else None
 
     def finish(self) -> None:
         """Hash what is left, for the end of a recording."""
@@ -131,11 +132,31 @@ class Watched:
         self._head_ns: int | None = None
         self._chunks = 0
         self._waiting = 2  # for the answer's end and for the hashes
-        body = _body(request.body)
-        self._row.update(_asked(body, dialect), **self._who(request, body))
-        self._response: Response | None = Response(bool(body.get("stream")), dialect=dialect)
-        recorder.book.write({**self._row, "event": "arrived"})
-        recorder.hash_later(self, body)
+        self._request: Request | None = request
+        self._dialect, self._hashing = dialect, False
+        self._body: dict[str, Any] = {}
+        self._response: Response | None = None
+        recorder.later(self._noted(), lambda _: None)
+
+    def _noted(self) -> Iterator[None]:
+        self._begin()
+        yield
+
+    def _hash(self) -> None:
+        """Not before an answer comes: until then the service may want the CPU, and the client waits for it."""
+        if not self._hashing:
+            self._hashing = True
+            self._recorder.later(self.chain.feed(prompt_texts(self._body)), self.hashed)
+
+    def _begin(self) -> None:
+        """Read what was asked: when the loop has time, or when the answer comes and that cannot wait."""
+        request, self._request = self._request, None
+        if request is None:
+            return
+        body = self._body = _body(request.body)
+        self._row.update(_asked(body, self._dialect), **self._who(request, body))
+        self._response = Response(bool(body.get("stream")), dialect=self._dialect)
+        self._recorder.book.write({**self._row, "event": "arrived"})
 
     def _who(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         headers, secret = request.headers, self._recorder.secret
@@ -152,10 +173,12 @@ class Watched:
 
     def read(self, data: bytes) -> None:
         """Bytes of the answer, after they went on to the client."""
+        now = monotonic_ns() - self._t0
+        self._begin()
+        self._hash()
         response = self._response
         if response is None:
             return
-        now = monotonic_ns() - self._t0
         try:
             response.feed(data)
         except WireError:
@@ -174,6 +197,8 @@ class Watched:
                 self._chunks += len(kinds)
 
     def end(self, reason: str) -> None:
+        self._begin()
+        self._hash()
         row, response = self._row, self._response
         row["end_ns"] = monotonic_ns() - self._t0
         if response is not None:
@@ -195,7 +220,8 @@ class Watched:
             self._recorder.without_usage += 1
         self._done()
 
-    def hashed(self, known: bool = True) -> None:
+    def hashed(self, known: bool) -> None:
+        self._body = {}
         self._row.update(blocks=self.chain.hashes if known else [], prompt_words=self.chain.words if known else None)
         self._done()
 

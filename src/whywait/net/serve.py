@@ -13,14 +13,15 @@ import ssl
 import struct
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http import HTTPStatus
+from collections.abc import Callable
 from time import monotonic_ns
 
 import httptools
 
 from whywait.net.loop import IN, OUT, Loop
+from whywait.net.reply import Early, Handler, Reply, Request, framed
+
+__all__ = ["Conn", "Early", "Handler", "Reply", "Request", "Server", "TlsConn", "framed"]
 
 READ_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
@@ -28,97 +29,6 @@ MAX_BODY_BYTES = 1 << 26
 MAX_PIPELINED = 64
 LINGER_NS = 1_000_000_000
 PAUSE_NS = 50_000_000
-
-Handler = Callable[["Request", "Reply"], None]
-
-
-@dataclass(frozen=True)
-class Request:
-    """One complete request; header names in lower case, ``accepted_ns`` (monotonic) from the read that completed it."""
-
-    method: str
-    path: str
-    query: str
-    headers: Mapping[str, str]
-    body: bytes
-    conn: Conn = field(repr=False)
-    accepted_ns: int
-    version: str = "1.1"
-    keep_alive: bool = True
-
-
-def framed(data: bytes) -> bytes:
-    """``data`` as one chunk of a chunked body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-class Reply:
-    """The answer to one request. Calls after its end, or after the peer has gone, do nothing.
-
-    ``push`` sends bytes as they are (the caller frames them); ``on_gone`` is called if the connection is lost before
-    the end.
-    """
-
-    __slots__ = ("_conn", "chunked", "done", "keep_alive", "on_gone", "push", "request", "started")
-
-    def __init__(self, conn: Conn, request: Request) -> None:
-        self._conn, self.request = conn, request
-        self.push: Callable[[bytes], object] = conn.push
-        self.on_gone: Callable[[], None] | None = None
-        self.started = self.done = self.chunked = False
-        self.keep_alive = request.keep_alive
-
-    def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
-        self.started = True
-        reason = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-        lines = [f"HTTP/1.1 {status} {reason}", *(f"{name}: {value}" for name, value in headers.items())]
-        if self.chunked:
-            lines.append("Transfer-Encoding: chunked")
-        if not self.keep_alive:
-            lines.append("Connection: close")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-    def start(self, status: int, headers: Mapping[str, str], chunked: bool = True, first: bytes = b"") -> None:
-        """Send status and headers, with ``first`` as the first piece of the body in the same segment.
-
-        Without ``chunked`` (and always to HTTP/1.0) the body ends with the connection.
-        """
-        self.chunked = chunked and self.request.version != "1.0"
-        self.keep_alive = self.keep_alive and self.chunked
-        head = self._head(status, headers)
-        if self.request.method == "HEAD":
-            self._conn.push(head)
-            self.push = len  # takes everything, says nothing
-        else:
-            self.push(head + (framed(first) if first and self.chunked else first))
-
-    def send(
-        self, status: int, body: bytes, kind: str = "application/json", headers: Mapping[str, str] | None = None
-    ) -> None:
-        """The whole answer at once, with a Content-Length."""
-        if self.done:
-            return
-        head = self._head(status, {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})})
-        self.push(head if self.request.method == "HEAD" else head + body)
-        self.end()
-
-    def write(self, data: bytes) -> None:
-        if data:  # an empty chunk would end the body
-            self.push(framed(data) if self.chunked else data)
-
-    def end(self, last: bytes = b"") -> None:
-        """End the body, with ``last`` and the closing chunk in one segment."""
-        if self.done:
-            return
-        self.done = True
-        tail = (framed(last) if last else b"") + b"0\r\n\r\n" if self.chunked else last
-        if tail:
-            self.push(tail)
-        self._conn.replied(self)
-
-    def abort(self) -> None:
-        """Reset the connection (RST), whatever was said before."""
-        self._conn.reset()
 
 
 class Conn:
@@ -135,6 +45,7 @@ class Conn:
         self.open, self._pumping, self._closing = True, False, False
         self._read_ns = 0
         self._parser = httptools.HttpRequestParser(self)
+        self._early: Early | None = None
         self.on_message_begin()
         server.loop.watch(self.fd, self._ready)
 
@@ -156,16 +67,41 @@ class Conn:
     def on_headers_complete(self) -> None:
         if self._headers.get("expect", "").lower() == "100-continue" and self._reply is None:
             self.push(b"HTTP/1.1 100 Continue\r\n\r\n")
+        length = self._headers.get("content-length", "")
+        if self.server.early and length.isdigit() and 0 < int(length) <= MAX_BODY_BYTES and self._free:
+            request = self._request(b"")
+            reply = self._reply = Reply(self, request)
+            try:
+                self._early = self.server.early(request, reply)
+            except Exception:
+                traceback.print_exc()
+            if self._early is None:
+                self._reply = None
+
+    @property
+    def _free(self) -> bool:
+        """No answer is owed to an earlier request."""
+        return self._reply is None and not self._inbox and not self._closing
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         self._body.append(body)
+        if self._early:
+            self._early.piece(body)
 
     def on_message_complete(self) -> None:
+        request = self._request(b"".join(self._body))
+        early, self._early = self._early, None
+        if early:
+            early.whole(request)
+        else:
+            self._inbox.append(request)
+
+    def _request(self, body: bytes) -> Request:
         path, _, query = self._url.decode("latin-1").partition("?")
         method, version = self._parser.get_method().decode(), self._parser.get_http_version()
-        body, keep = b"".join(self._body), bool(self._parser.should_keep_alive())
-        self._inbox.append(Request(method, path, query, self._headers, body, self, self._read_ns, version, keep))
+        keep = bool(self._parser.should_keep_alive())
+        return Request(method, path, query, self._headers, body, self, self._read_ns, version, keep)
 
     def _ready(self, mask: int) -> None:
         if mask & OUT:
@@ -356,6 +292,9 @@ class Server:
         self.port = int(self._listener.getsockname()[1])
         self._own_loop = loop is None
         self.loop = loop or Loop()
+        #: Asked when a request's head is there: who takes its body as it comes, or None for the handler as usual.
+        self.early: Callable[[Request, Reply], Early | None] | None = None
+        self.accepted: Callable[[Conn], None] = lambda _: None  # told of every new connection
         self.call_at, self.step, self.stop = self.loop.call_at, self.loop.step, self.loop.stop
         self.conns: set[Conn] = set()
         self.loop.watch(self._listener.fileno(), self._accept)
@@ -372,7 +311,9 @@ class Server:
                 sock, _address = self._listener.accept()
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.conns.add(make(self, sock))
+                conn = make(self, sock)
+                self.conns.add(conn)
+                self.accepted(conn)
         except (BlockingIOError, ConnectionError):
             pass
         except OSError:  # out of descriptors: the listener stays readable, so look away for a while instead of spinning

@@ -16,7 +16,7 @@ from whywait.report.neighbours import neighbours
 from whywait.report.parts import bands, classes
 from whywait.report.per_request import ecdf, timelines
 from whywait.report.svg import Html, cat, clip, details, interval, table, tag
-from whywait.report.text import DEVICE_NAMES, PHASE_NAMES
+from whywait.report.text import CLASS_HEAD, DEVICE_NAMES, INVALID, PHASE_NAMES, class_rows
 from whywait.units import NS_PER_S, ms, number, percent, size
 
 MOST_FACTS = 300
@@ -90,6 +90,9 @@ def _top(view: View, title: str) -> list[Html]:
         why = clip(m.partial_reason, 300) or "it was cut short"
         said = tag("strong", "PARTIAL") + f": {why}. What was measured until then is kept."
         out.append(tag("p", said, class_="banner", role="note"))
+    for why in view.summary["invalid"]:
+        out.append(tag("p", tag("strong", INVALID.partition(":")[0]) + INVALID.partition(":")[2] + f" {why}.",
+                       class_="banner", role="note"))  # fmt: skip
     out.append(tag("h1", title, class_="long" if len(title) > 110 else None))
     machine = m.machine.get("client")
     cpu = machine.get("cpu") if isinstance(machine, dict) else None
@@ -149,7 +152,12 @@ def _figures(view: View) -> Html:
         rows += [[name, *cells]] if any(c != "–" for c in cells) else []
     head = [f"load ({view.axis})", *(view.short(p) for p in points)]
     note = "Small: 95 % intervals. ? upper bound unknown, too few requests. – unknown. ◂ knee. ◆ for another purpose."
-    return table(head, rows, "All figures by load point") + tag("p", note, class_="note")
+    whole = table(head, rows, "All figures by load point") + tag("p", note, class_="note")
+    mixed = class_rows(points)
+    if not mixed:
+        return whole
+    said = "Each class is held to its own SLO; the share is of all its due requests, failed ones included."
+    return whole + table(list(CLASS_HEAD), mixed, "By class of request") + tag("p", said, class_="note")
 
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
@@ -165,7 +173,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
         ("output tokens/s", _tokens_per_s),
         ("peak tokens/s", value("peak_tokens_per_s")), ("tokens/s of failed requests", value("wasted_tokens_per_s")),
     ]  # fmt: skip
-    if summary["slo"]:
+    if summary["slo"] or summary["slo_of_classes"]:
         rows += [("goodput, requests/s", value("goodput_requests_per_s")),
                  ("goodput, share of due", value("goodput_share", percent)),
                  ("effective tokens/s", value("effective_tokens_per_s"))]  # fmt: skip

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from whywait.report.text import console
+from whywait.report.text import console, print_invalid
 from whywait.units import ms, number, percent
 
 
@@ -22,6 +22,8 @@ def headline(find: dict[str, Any]) -> str:
         return f"the SLO is kept at {number(low)} requests/s, the highest rate that was allowed"
     why = f" ({find['why']})" if find["why"] else ""
     open_ = "not decided in the budget: "
+    if cut := find["cut_short"]:
+        open_ = f"cut short before it was decided ({cut}): "
     if low is not None:
         return f"{open_}the SLO is kept at {number(low)} requests/s, no rate is known to miss it{why}"
     if high is not None:
@@ -34,6 +36,7 @@ def print_find(summary: dict[str, Any], directory: str, out: Console | None = No
     out = out or console()
     find = summary["find"]
     out.print(Text(f"\n{headline(find)}", style="bold"))
+    print_invalid(out, summary["invalid"])
     asked = "; ".join(
         f"{percent(r['share'])} of requests with "
         + ", ".join(f"{k.removesuffix('_ms')} ≤ {ms(limit)}" for k, limit in r["limits"].items())

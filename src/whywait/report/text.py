@@ -13,9 +13,10 @@ from rich.text import Text
 
 from whywait.report.model_rows import model_rows
 from whywait.report.text_parts import print_bands
-from whywait.units import ms, number, percent, size
+from whywait.units import load_name, ms, number, percent, size
 
 PER_TABLE = 6
+INVALID = "INVALID: the client was late, so the figures are not the service's alone:"
 MARK = {"holds": ("●", "bold red"), "undecided": ("?", "yellow"), "fails": ("○", "dim")}
 PHASE_NAMES = {"queue": "queue", "prefill": "prefill", "decode": "decode", "stall": "stalled decode",
                "network": "network", "client": "client", "frontend": "frontend", "tail": "tail",
@@ -36,15 +37,23 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     out = out or console()
     out.print()
     out.print(Text(summary.get("headline", ""), style="bold"))
+    print_invalid(out, summary["invalid"])
     for v in verdicts:
         _verdict(out, v)
     _tables(out, summary)
+    _classes(out, summary["points"])
     print_bands(out, summary, PHASE_NAMES)
     _errors(out, points=summary["points"])
     _doubts(out, summary["doubts"])
     if summary["partial"]:
         out.print(Text("PARTIAL: this run was cut short; what was measured is kept.", style="bold yellow"))
     out.print(f"run kept in {escape(directory)}")
+
+
+def print_invalid(out: Console, invalid: Sequence[str]) -> None:
+    """Before any figure: that they are not the service's."""
+    for line in invalid:
+        out.print(Text(f"{INVALID} {line}", style="bold red"))
 
 
 def _verdict(out: Console, v: Any) -> None:
@@ -102,7 +111,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
         ("output tokens/s", lambda p: number(p["output_tokens_per_s"])),
         ("requests/s", lambda p: number(p["requests_per_s"])),
     ]
-    if summary["slo"]:
+    if summary["slo"] or summary["slo_of_classes"]:
         rows += [
             ("goodput, requests/s", lambda p: number(p["goodput_requests_per_s"])),
             ("goodput, share of due", lambda p: percent(p["goodput_share"])),
@@ -131,6 +140,35 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
     rows.append(("the device is in", lambda _p: ""))
     rows += [(f"  {name}", _device(key)) for key, name in DEVICE_NAMES.items()]
     return [*rows, *model_rows()]
+
+
+CLASS_HEAD = ("load", "class", "ok / planned", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "good", "its own SLO")
+
+
+def class_rows(points: list[dict[str, Any]]) -> list[list[str]]:
+    """A row (of CLASS_HEAD) per point and class, of the points that mix classes; none where no point does."""
+    return [
+        [load_name(p["mode"], p["target"], p["label"]), name, f"{c['ok']} / {c['requests']}",
+         *(_quantile(key, q)(c) for key in ("ttft_ms", "tpot_ms") for q in ("p50", "p95")),
+         percent(c["goodput_share"]) if c["slo"] else "–",
+         ", ".join(f"{k.removesuffix('_ms')} ≤ {ms(v)}" for k, v in c["slo"].items()) or "none"]
+        for p in points if len(p["classes"]) > 1 for name, c in p["classes"].items()
+    ]  # fmt: skip
+
+
+def _classes(out: Console, points: list[dict[str, Any]]) -> None:
+    rows = class_rows(points)
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for name in CLASS_HEAD:
+        table.add_column(name, justify="left" if name in ("load", "class", "its own SLO") else "right")
+    last = ""
+    for load, name, *cells in rows:
+        table.add_row("" if load == last else escape(load), escape(name), *cells)
+        last = load
+    out.print()
+    out.print(table)
 
 
 def _failures(summary: dict[str, Any]) -> list[str]:

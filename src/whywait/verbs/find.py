@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 
-from whywait import finding
-from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, UsageError
+from whywait import app, finding
+from whywait.analyze.offered import invalid
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.judge.gates import Gate, failed_gates, parse_gates
 from whywait.judge.slo import parse_rules
 from whywait.net.endpoint import parse_url
-from whywait.report import knee, live
+from whywait.report import live
 from whywait.session import stderr
 from whywait.verbs import measure
 
 
 def find(args: argparse.Namespace) -> int:
+    gates = parse_gates(args.fail_if)
     rules = parse_rules(args.slo or "", args.share)
     budget_s = measure.duration(args.budget, "--budget")
     args.slo = None  # the rules say it, with their shares
@@ -29,17 +30,25 @@ def find(args: argparse.Namespace) -> int:
         stderr(f"searching {options.url} for about {budget_s:.0f} s")
         result = finding.find(options, rules, budget_s, args.max_rate, watch=live.watcher(), engine=engine)
         live.done()
-    if args.json:
-        json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        knee.print_find(result.summary, str(result.directory))
+    return _finish(args, result, gates)
+
+
+def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate]) -> int:
+    measure.tell(args, result)
+    summary = result.summary
     if result.interrupted:
         return EXIT_INTERRUPTED
     if result.run.manifest.partial:
         stderr(f"whywait: cut short: {result.run.manifest.partial_reason}")
         return EXIT_SERVICE
-    if not any(p["counts"].get("ok") for p in result.summary["points"]):
+    if failed := failed_gates(gates, summary):
+        raise GateFailed("; ".join(failed))
+    if not any(p["counts"].get("ok") for p in summary["points"]):
         stderr("whywait: no request succeeded")
         return EXIT_SERVICE
-    return EXIT_UNDECIDED if args.strict and not result.summary["find"]["decided"] else EXIT_OK
+    find = summary["find"]
+    ends = {
+        p["point"] for p in find["probes"] if p["answer"] != "undecided" and p["rate"] in (find["low"], find["high"])
+    }
+    measure.raise_invalid(invalid([p for p in summary["points"] if p["point"] in ends]))
+    return EXIT_UNDECIDED if args.strict and not find["decided"] else EXIT_OK

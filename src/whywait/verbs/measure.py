@@ -13,14 +13,14 @@ from typing import Any
 
 from whywait import app, observing
 from whywait.core.schedule import SLO_KEYS, Lengths, Workload, parse_stages
-from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVICE, EXIT_UNDECIDED, GateFailed, Invalid, UsageError
 from whywait.judge.diagnose import failures, tally
 from whywait.judge.gates import Gate, failed_gates, parse_gates
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import mean_rate, schedule_of
 from whywait.net.reach import Reach, parse_header
-from whywait.report import live, probe, text
+from whywait.report import knee, live, probe, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 from whywait.verbs import reading
@@ -31,6 +31,8 @@ DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
 
 #: Requests of one load point: their plan lies in memory.
 MOST_ROWS = 5_000_000
+
+INVALID_HINT = "free a core for the client, or use more processes; the run is kept, and its sends are in its tables"
 
 #: Body fields that are the measurement's own, and the flag for each.
 OWN_FIELDS = {"model": "--model", "stream": "--no-stream", "messages": "--workload", "prompt": "--workload",
@@ -68,11 +70,12 @@ def diagnose(args: argparse.Namespace) -> int:
         stderr(f"diagnosing {options.url} for about {budget:.0f} s")
         result = app.diagnose(options, budget, watch=live.watcher(), engine=engine)
         live.done()
-        code = _finish(args, result, gates)
         report = Path(args.report) if args.report else result.directory / "report.html"
-        app.write_report(result, report)
-        stderr(f"report: {report}")
-        return code
+        try:
+            return _finish(args, result, gates)
+        finally:  # also when a gate failed
+            app.write_report(result, report)
+            stderr(f"report: {report}")
 
 
 def past(args: argparse.Namespace, gates: list[Gate]) -> int:
@@ -159,6 +162,7 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         prometheus=reading.prometheus(args, _reach(args)),
         body=_body(args.body),
         probes=probes_of(args),
+        tokenizer=args.tokenizer or "",
     )
 
 
@@ -253,13 +257,7 @@ def _ceiling(loads: list[app.Load], workload: Workload) -> int | None:
 
 
 def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], judged_only: bool = False) -> int:
-    if args.json:
-        json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
-        print()
-    elif "probe" in result.summary:
-        probe.print_probe(result.summary, str(result.directory))
-    else:
-        text.print_result(result.summary, result.verdicts, str(result.directory))
+    tell(args, result)
     if result.interrupted:
         return EXIT_INTERRUPTED
     if result.run.manifest.partial and not judged_only:
@@ -271,9 +269,33 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
     if not judged_only and (failed_most := _mostly_failed(result.summary)):
         stderr(f"whywait: {failed_most}")
         return EXIT_SERVICE
+    if not judged_only:
+        raise_invalid(result.summary["invalid"])
     if args.strict and not any(v.state == "holds" for v in result.verdicts):
         return EXIT_UNDECIDED
     return EXIT_OK
+
+
+def tell(args: argparse.Namespace, result: app.Result) -> None:
+    """The result on stdout: JSON, the answer of a search, or verdicts and table."""
+    if args.json:
+        json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    elif "find" in result.summary:
+        knee.print_find(result.summary, str(result.directory))
+    elif "probe" in result.summary:
+        probe.print_probe(result.summary, str(result.directory))
+    else:
+        text.print_result(result.summary, result.verdicts, str(result.directory))
+
+
+def raise_invalid(invalid: list[str]) -> None:
+    """
+    Raises:
+        Invalid: the client was late, or did not keep the rate.
+    """
+    if invalid:
+        raise Invalid(f"the measurement is invalid: {'; '.join(invalid)}", INVALID_HINT)
 
 
 def _mostly_failed(summary: dict[str, Any]) -> str:

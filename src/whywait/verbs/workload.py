@@ -47,6 +47,12 @@ def _fit(args: argparse.Namespace) -> int:
     print(f"{out}: draws traffic like it; {replay}: the same requests one by one. Neither holds any text.")
     lengths, gap = max(worst["prompt_tokens"], worst["output_tokens"]), worst["gap_s"]
     print(f"drawn once and compared, p10 to p99: lengths within {lengths:.1%}, gaps within {gap:.1%}", end="")
+    if "turns" in worst:
+        print(f", turns within {worst['turns']:.1%}", end="")
+        if "think_s" in worst:
+            print(f", think time within {worst['think_s']:.1%}", end="")
+        else:
+            print("; the log does not say when answers ended: turns keep their distance from start to start", end="")
     if worst["hit_rate"] is not None:
         print(f"; prefix hit rate {worst['hit_rate_drawn']:.1%}, in the log {worst['hit_rate']:.1%}", end="")
     print()
