@@ -179,7 +179,7 @@ def test_queue_behind_the_slots_is_named(stub: Any, tmp_path: Path, capsys: pyte
     assert "No queue for a place at concurrency 1" in text
     assert call("show", out, "--json") == 0
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
-    top = next(v for v in verdicts if v["cause"] == "queue behind the slot limit")
+    top = next(v for v in verdicts if v["cause"] == "slot limit")
     assert top["state"] == "holds"
     assert top["share"] > 0.5
 

@@ -35,20 +35,19 @@ def _about(found: list[Verdict], e: Evidence) -> list[Verdict]:
         return found
     there = {(v.cause) for v in found if v.point == e.focus.number or v.point is None}
     labelled = {p.number for p in e.points if p.label}
-    out: dict[tuple[str, str], Verdict] = {}
+    out: dict[tuple[str, str, bool], Verdict] = {}
     for v in found:
         mine = v.point in (None, e.focus.number)
         if not mine and v.state != "fails" and (v.point in e.beyond or v.point in labelled):
-            if v.cause in there and any(
-                x.cause == v.cause and x.state == v.state for x in found if x.point == e.focus.number
-            ):
+            named = any((x.cause, x.state, x.point) == (v.cause, v.state, e.focus.number) for x in found)
+            if named and v.point not in labelled:
                 continue
             v = replace(v, beyond=True)
         elif not mine and v.cause in there and v.state != "fails":
             continue
         elif not mine and v.state == "holds":
             v = replace(v, beyond=True)  # of a smaller load only: true there, not what this load waits on
-        key = (v.cause, v.state)
+        key = (v.cause, v.state, v.beyond)
         if key not in out or (v.share or 0.0) > (out[key].share or 0.0):
             out[key] = v
     return list(out.values())

@@ -18,7 +18,8 @@ LONG = 4.0  # times the median
 Span = tuple[int, int]
 
 
-def streams(run: Run, one: Run, acc: RequestAccount, span: Span) -> Streams:
+def streams(run: Run, one: Run, acc: RequestAccount, span: Span, derived_ms: float = 0.0) -> Streams:
+    """``derived_ms``: mean queue and prefill of the point that no single request knows."""
     c, req = content(one), one.requests
     n = len(req)
     count = np.bincount(c.row, minlength=n)
@@ -41,19 +42,19 @@ def streams(run: Run, one: Run, acc: RequestAccount, span: Span) -> Streams:
         bursts=float(np.median(bursts[ok])) if ok.any() else None,
         chunks=float(np.median(count[ok])) if ok.any() else None,
         first_share=float(np.median(first / np.maximum(e2e, 1))) if begun.any() else None,
-        outside_ms=_outside(acc, one, begun),
+        outside_ms=_outside(acc, one, begun, derived_ms),
         engine_gap_ms=engine_gap,
         client_gap_ms=float(gaps.mean()) if len(gaps) else None,
     )
 
 
-def _outside(acc: RequestAccount, one: Run, begun: Array) -> tuple[float, float, float] | None:
+def _outside(acc: RequestAccount, one: Run, begun: Array, derived_ms: float) -> tuple[float, float, float] | None:
     """Network, frontend and unknown of each request (ms): 5th percentile, median, 95th."""
     rows = np.flatnonzero(np.isin(acc.ids, one.requests["id"][begun]))
     if not len(rows):
         return None
     spent = acc.phases[rows][:, [NETWORK, FRONTEND, UNKNOWN]].sum(axis=1) / NS_PER_MS
-    low, mid, high = np.quantile(spent, [0.05, 0.5, 0.95])
+    low, mid, high = np.quantile(np.maximum(spent - derived_ms, 0.0), [0.05, 0.5, 0.95])
     return float(low), float(mid), float(high)
 
 

@@ -88,6 +88,10 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
     watched = summary.get("passive") or {}
     ended = watched.get("requests")
     ok = int(ended if ended is not None else bool(watched.get("active"))) if watched else summary["counts"]["ok"]
+    # What only the point as a whole knows of queue and prefill is still in what its requests leave unexplained.
+    derived = sum(
+        float(v["ms"] or 0.0) for k, v in phases.items() if k in ("queue", "prefill") and v["how"] == "derived"
+    )
     return Seen(
         number=row["point"],
         mode=row["mode"],
@@ -103,7 +107,7 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
         summary=summary,
         gauges={**{g: _level(run, g, span) for g in GAUGES}, "kv_use": _kv(run, span)},
         cpu=engine_cpu(run, steady),
-        streams=streams(run, one, acc, span),
+        streams=streams(run, one, acc, span, derived),
         work=work(one, span),
         reuse=reuse(run, one, span),
         draft=draft(run, span),

@@ -30,6 +30,10 @@ def want_of_load(e: Evidence) -> list[Verdict]:
     if limit is not None and flight >= 0.75 * limit:
         full = f"the batch is as full as it gets: {flight:.1f} of {limit} places"
         return [_other(base, "fails", f"At {p.name} the batch is not short of load", (*facts, full))]
+    waiting = p.gauges.get("waiting")
+    if p.share["queue"] >= 0.1 or (waiting is not None and waiting.mean >= 1):
+        waits = f"requests wait: {percent(p.share['queue'])} of their time is queue"
+        return [_other(base, "fails", f"At {p.name} the batch is not short of load", (*facts, waits))]
     low = e.lower(p)
     if low is None:
         return [_other(base, "undecided", "Whether more load would fill the device is not known", tuple(facts))]
