@@ -129,7 +129,9 @@ def _flags_probe(p: argparse.ArgumentParser) -> None:
     p.add_argument("--longest", type=_positive, default=4096, metavar="N", help="prompt tokens at most (default 4096)")
     p.add_argument("--seed", type=int, default=1, help="of texts and order (default 1)")
     # Its requests are its own.
-    p.set_defaults(workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None)
+    p.set_defaults(
+        workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None, tokenizer=None
+    )
     _kept(p)
 
 

@@ -24,9 +24,9 @@ from whywait.errors import InternalError
 from whywait.lab.cpus import Cpus, pin
 from whywait.net.endpoint import parse_url
 from whywait.net.loop import IN, OUT, Loop
-from whywait.net.proxy import Framing, Proxy
+from whywait.net.proxy import Exchange, Framing, Proxy
 from whywait.net.reach import Reach
-from whywait.net.serve import Reply, Request
+from whywait.net.reply import Reply, Request
 from whywait.net.upstream import Upstream
 from whywait.units import NS_PER_MS
 
@@ -235,8 +235,14 @@ class Gateway(Proxy):
     def url(self) -> str:
         return self.server.url
 
+    def _full(self, request: Request) -> bool:
+        return request.method == "POST" and self.counts.in_flight >= self._most
+
+    def _early(self, request: Request, reply: Reply) -> Exchange | None:
+        return None if self._full(request) else super()._early(request, reply)
+
     def _handle(self, request: Request, reply: Reply) -> None:
-        if request.method == "POST" and self.counts.in_flight >= self._most:
+        if self._full(request):
             body = b'{"error":{"message":"too many requests","type":"rate_limit_error","code":429}}'
             reply.send(429, body, headers={"Retry-After": "1"})
         else:
