@@ -24,6 +24,8 @@ TABLE = EngineTable(
         _P + "num_used_tokens": (Metric("kv_tokens_used"),),
         _P + "max_total_num_tokens": (Metric("kv_tokens_total"),),
         _P + "num_retracted_reqs": (Metric("retracted"),),
+        _P + "num_retracted_requests_total": (Metric("preemptions_total"),),
+        _P + "realtime_tokens_total": (Metric("prompt_tokens_computed_total", where=(("mode", "prefill_compute"),)),),
         _P + "cache_hit_rate": (Metric("prefix_hit_rate"),),
         _P + "spec_accept_rate": (Metric("acceptance_rate"),),
         _P + "num_requests_total": (Metric("requests_total"),),
