@@ -64,6 +64,26 @@ def test_batching_for_free_means_weight_reads_and_none_means_compute() -> None:
         assert all(v.how == "modelled" for c, v in found.items() if c.endswith("bound decode"))
 
 
+def test_what_two_widths_do_not_tell_is_for_the_engines_own_profiler() -> None:
+    run = sweep([1, 4], lambda c: 20.0 * (1 + 0.5 * (c - 1)))
+    for engine, how in (("llama.cpp", "perf record"), ("vllm", "/start_profile"), ("sglang", "/start_profile"),
+                        ("tensorrt-llm", "nsys profile")):  # fmt: skip
+        v = verdicts(run, engine)["weight-read-bound decode"]
+        assert (v.state, how in v.next_step) == ("undecided", True), v.next_step
+    unknown = {v.cause: v for v in judge(run, summarize(run), {})}["weight-read-bound decode"]
+    assert "profile the engine; look for" in unknown.next_step  # nobody told how: no command is made up
+
+
+def test_where_the_engine_says_all_it_can_the_rest_is_for_its_profiler() -> None:
+    run = sweep([4], lambda c: 20.0)
+    late = run.requests.replace(sent_ns=run.requests["sent_ns"] - 1.5 * S, due_ns=run.requests["due_ns"] * np.nan)
+    slots = gauge_rows("waiting", [(t, 0.0) for t in range(0, int(run.points["end_ns"][0]), S // 4)])
+    readings = Table.from_rows("readings", [{"answered_ns": r["asked_ns"], **r} for r in slots])
+    v = verdicts(dataclasses.replace(run, requests=late, readings=readings), "vllm")["unexplained"]
+    assert v.state == "undecided"
+    assert "/start_profile" in v.next_step
+
+
 def test_one_point_alone_leaves_decode_undecided_and_says_what_would_settle_it() -> None:
     v = verdicts(sweep([1], lambda c: 20.0))["weight-read-bound decode"]
     assert v.state == "undecided"

@@ -67,6 +67,7 @@ TABLE = EngineTable(
         "frontend": "--threads-http N",
         "tensor_parallel": "--split-mode row --tensor-split A,B",
         "metrics": "--metrics --slots",
+        "profiler": "perf record -g -p PID -- sleep 5; perf report (of a GPU: nsys profile llama-server …)",
     },
     request_fields={
         "timings.prompt_ms": "engine_prefill_ms",

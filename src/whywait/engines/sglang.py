@@ -57,6 +57,8 @@ TABLE = EngineTable(
         "queue_limit": "--max-queued-requests N",
         "metrics": "--enable-metrics",
         "request_metrics": "--enable-cache-report",
+        "profiler": "start it with SGLANG_TORCH_PROFILER_DIR=DIR, then POST /start_profile, and /stop_profile a few "
+        "seconds later; open DIR in Perfetto",
     },
     log_patterns={
         "kv_tokens": r"max_total_num_tokens=(\d+)",

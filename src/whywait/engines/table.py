@@ -70,6 +70,7 @@ LIMITS: Mapping[str, str] = {
     "queue_limit": "requests that may wait before they are refused",
     "metrics": "what makes the engine publish its metrics",
     "request_metrics": "what makes the engine report its stages with every answer",
+    "profiler": "how its own profiler is run while the load is on",
 }
 #: What ``log_patterns`` may find; see ``lab/capacity.py`` for what is made of it.
 LOG_FACTS: Mapping[str, str] = {

@@ -53,6 +53,7 @@ TABLE = EngineTable(
         "frontend": "--num_postprocess_workers N",
         "tensor_parallel": "--tp_size N",
         "metrics": "return_perf_metrics: true in --config FILE",
+        "profiler": "TLLM_PROFILE_START_STOP=100-150 nsys profile -c cudaProfilerApi -t cuda,nvtx trtllm-serve …",
     },
     log_patterns={"kv_tokens": r"max tokens in paged KV cache \((\d+)\)"},
     metrics_path="/prometheus/metrics",

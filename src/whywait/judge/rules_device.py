@@ -28,7 +28,7 @@ def device(e: Evidence) -> list[Verdict]:
                                evidence=(notes.get("communication", f"{percent(moved)} of the device's time"),),
                                lever="fewer devices for one model: " + (e.flag("tensor_parallel") or "tensor parallel"),
                                gain="up to that share", cost="each device holds more of the weights",
-                               next_step="a profile of one step (nsys): time in collectives"))  # fmt: skip
+                               next_step=e.profile("time in collectives (all-reduce) in a step")))  # fmt: skip
     return out
 
 
@@ -36,9 +36,12 @@ def unexplained(e: Evidence) -> list[Verdict]:
     worst = max(e.plain or e.points, key=lambda p: p.share["unknown"], default=None)
     if worst is None or worst.share["unknown"] < 0.15:
         return []
-    step = f"let the engine publish its metrics ({e.flag('metrics') or 'a /metrics page'})"
-    if e.flag("request_metrics"):
-        step += f", or its stages per request ({e.flag('request_metrics')})"
+    if worst.known("queue") and worst.known("prefill"):  # it says what it can: what is left, its metrics do not tell
+        step = e.profile("what runs, and what stands still, outside prefill and decode")
+    else:
+        step = f"let the engine publish its metrics ({e.flag('metrics') or 'a /metrics page'})"
+        if e.flag("request_metrics"):
+            step += f", or its stages per request ({e.flag('request_metrics')})"
     claim = f"At {worst.name} {percent(worst.share['unknown'])} of the requests' time is not explained by anything seen"
     return [Verdict("unexplained", claim, "undecided", worst.share["unknown"], where=worst.name, how="unknown",
                     next_step=step, point=worst.number)]  # fmt: skip

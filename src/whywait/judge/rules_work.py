@@ -217,8 +217,8 @@ def _bound(e: Evidence, base: Verdict, seen: tuple[float, float, float, float], 
     if BETWEEN[0] < part < BETWEEN[1]:
         claim = f"Decode is bound about equally by weight reads and fixed costs ({percent(part)}) and by compute"
         return Verdict(base.cause, claim, "undecided", base.share, where=base.where, how="modelled", evidence=facts,
-                       next_step="more requests at each concurrency, or a profiler of the engine", point=base.point,
-                       kind=WORK)  # fmt: skip
+                       next_step="more requests at each concurrency, or "
+                       + e.profile("what of a step grows with the batch"), point=base.point, kind=WORK)  # fmt: skip
     return _named(e, base, "weights" if part >= BETWEEN[1] else "compute", max(part, 1 - part), facts)
 
 
@@ -255,7 +255,7 @@ def _named(e: Evidence, base: Verdict, kind: str, size: float, facts: tuple[str,
         lever=lever,
         gain=gain,
         cost=cost,
-        next_step="a profiler of the engine would settle it (perf stat: cache misses, IPC)",
+        next_step=e.profile("kernels that wait for memory, against kernels that compute (on CPUs: cache misses, IPC)"),
         point=base.point,
         kind=WORK,
     )
