@@ -28,6 +28,22 @@ VERBS: dict[str, tuple[str, str]] = {
     "agent": ("whywait.verbs.agent:agent", "serve this machine's readings to a whywait on another machine"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
 }
+#: The end of each verb's help: the shortest command that does something, and the page that tells the rest.
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "diagnose": ("http://127.0.0.1:8000 --slo ttft=500ms,tpot=50ms", "verdicts.md"),
+    "run": ("http://127.0.0.1:8000 --concurrency 8 --requests 64", "metrics.md"),
+    "sweep": ("http://127.0.0.1:8000 --concurrency 1,4,16 --duration 30s", "metrics.md"),
+    "resume": ("whywait-runs/20261130-101500", "nothing-lost.md"),
+    "watch": ("http://127.0.0.1:8000 --window 60s", "watch.md"),
+    "show": ("whywait-runs/20261130-101500 --html report.html", "accounts.md"),
+    "find": ("http://127.0.0.1:8000 --slo ttft=500ms@p95,tpot=50ms@p95", "find.md"),
+    "probe": ("http://127.0.0.1:8000 --budget 2m", "probe.md"),
+    "workload": ("fit requests.jsonl --out workload.toml", "workloads.md"),
+    "record": ("--listen 127.0.0.1:9000 --upstream http://127.0.0.1:8000", "recording.md"),
+    "exam": ("score", "exam.md"),
+    "agent": ("--listen 0.0.0.0:9465 --token-file token --engine-port 8000", "probes.md"),
+    "engine": ("start --slots 8", "engines.md"),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"whywait {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
     for name, (_, text) in VERBS.items():
-        sub = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        example, page = EXAMPLES[name]
+        sub = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".",
+                               epilog=f"example: whywait {name} {example} (more in docs/{page})")  # fmt: skip
         globals()[f"_flags_{name}"](sub)
     return top
 
@@ -84,7 +102,9 @@ def _flags_diagnose(p: argparse.ArgumentParser) -> None:
     p.add_argument("--budget", default="180s", metavar="TIME", help="measure for about this long (default 3m)")
     _workload(p)
     _output(p)
-    p.add_argument("--slots", type=_positive, help="embedded engine: requests it works on at once (default 4)")
+    p.add_argument(
+        "--slots", type=_positive, metavar="N", help="embedded engine: requests it works on at once (default 4)"
+    )
     p.add_argument("--last", metavar="TIME", help="with --prometheus: judge this much of the past, send no load")
     p.add_argument("--report", metavar="FILE", help="where the HTML report goes (default: report.html in the run)")
 
@@ -93,7 +113,7 @@ def _flags_show(p: argparse.ArgumentParser) -> None:
     p.add_argument("run_dir", metavar="RUN", help="folder of a saved run")
     p.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     p.add_argument("--html", metavar="FILE", help="write the report there")
-    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="as of run")
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
 
 
@@ -101,7 +121,7 @@ def _flags_watch(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of the service (or give --prometheus)")
     p.add_argument("--model", help="model name (default: the first the service lists)")
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
-    p.add_argument("--window", default="30s", metavar="TIME", help="the verdict is over the last so long (default 30s)")
+    p.add_argument("--window", default="30s", metavar="TIME", help="judge this much of the past (default 30s)")
     p.add_argument("--for", dest="length", metavar="TIME", help="end after this long (default: Ctrl-C)")
     p.add_argument("--hz", type=_rate, default=1.0, metavar="N", help="looks per second (default 1; costs the service)")
     p.add_argument("--once", action="store_true", help="one window, then end")
@@ -127,7 +147,7 @@ def _flags_probe(p: argparse.ArgumentParser) -> None:
     _service(p)
     p.add_argument("--budget", default="60s", metavar="TIME", help="probe for about this long (default 1m)")
     p.add_argument("--longest", type=_positive, default=4096, metavar="N", help="prompt tokens at most (default 4096)")
-    p.add_argument("--seed", type=int, default=1, help="of texts and order (default 1)")
+    p.add_argument("--seed", type=int, default=1, metavar="N", help="of texts and order (default 1)")
     # Its requests are its own.
     p.set_defaults(
         workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None, tokenizer=None
@@ -143,7 +163,7 @@ def _flags_agent(p: argparse.ArgumentParser) -> None:
 
 
 def _flags_engine(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["start", "stop", "status", "list"])
+    p.add_argument("action", choices=["start", "stop", "status", "list"], help="it runs on after start, until stop")
     p.add_argument("name", nargs="?", help="name of the engine (default: default)")
     p.add_argument("--model", default="", metavar="FILE", help="a GGUF file (default: SmolLM2-135M, fetched once)")
     p.add_argument("--port", type=int, default=0, help="default: any free one")
@@ -155,12 +175,12 @@ def _flags_engine(p: argparse.ArgumentParser) -> None:
 
 
 def _flags_workload(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["fit", "show"])
+    p.add_argument("action", choices=["fit", "show"], help="fit: learn a workload from them; show: what they are like")
     p.add_argument("files", nargs="+", metavar="FILE", help="logs or traces of one format; show also takes TOML")
     p.add_argument("--format", default="auto", choices=["auto", "openai", "recording", "azure", "burstgpt", "mooncake",
                    "llmservingsim", "schedule", "servegen"], help="default: told by the first line")  # fmt: skip
     p.add_argument("--out", metavar="FILE", help="fit: the workload (default workload.toml; the replay file beside it)")
-    p.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    p.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (default 1)")
     p.add_argument("--json", action="store_true", help="JSON on stdout")
 
 
@@ -173,8 +193,11 @@ def _flags_record(p: argparse.ArgumentParser) -> None:
 
 
 def _flags_exam(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["record", "keep", "score"])
-    p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of the recorded cases (exam)")
+    p.add_argument("action", choices=["record", "keep", "score"], help="record: put the bottlenecks in and measure (half "
+                   "an hour or more; resumable); score: what today's verdicts make of recorded cases; keep: thin them")  # fmt: skip
+    p.add_argument(
+        "runs", nargs="?", default="exam", metavar="RUNS", help="folder of the recorded cases (default: exam)"
+    )
     p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
     p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
     p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
@@ -188,7 +211,12 @@ def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of an OpenAI-compatible service")
     p.add_argument("--launch", metavar="COMMAND", help="start this engine, measure it, stop it: 'vllm serve …'")
     p.add_argument("--model", help="model name (default: the first the service lists)")
-    p.add_argument("--dialect", choices=["chat", "completions", "responses"], default="chat")
+    p.add_argument(
+        "--dialect",
+        choices=["chat", "completions", "responses"],
+        default="chat",
+        help="endpoint that is asked (default chat; a URL that ends in one chooses it)",
+    )
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
     p.add_argument("--timeout", metavar="TIME", help="per request (default 300s)")
     p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
@@ -231,15 +259,15 @@ def _probes(p: argparse.ArgumentParser) -> None:
 
 
 def _workload(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--prompt-tokens", metavar="LEN", help="128, uniform(64,512), lognormal(256,0.6)")
-    p.add_argument("--output-tokens", metavar="LEN", help="likewise")
+    p.add_argument("--prompt-tokens", metavar="LEN", help="128, uniform(64,512), lognormal(256,0.6), …")
+    p.add_argument("--output-tokens", metavar="LEN", help="likewise, of the answers")
     p.add_argument("--workload", metavar="FILE", help="TOML: classes, lengths, arrivals, SLO")
     p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
     p.add_argument("--cache", choices=["cold", "warm", "natural"], help="prefix cache (default cold: salted prompts)")
     p.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder: exact lengths without /tokenize")
-    p.add_argument("--temperature", type=float, help="default 0")
+    p.add_argument("--temperature", type=float, metavar="T", help="of the sampling (default 0)")
     p.add_argument("--language", metavar="LIST", help="of the prompts: en, zh, es, de, ar, code (default en)")
-    p.add_argument("--seed", type=int, help="default 1, or that of the workload file")
+    p.add_argument("--seed", type=int, metavar="N", help="of lengths, arrivals and texts (default 1, or the file's)")
 
 
 def _load(p: argparse.ArgumentParser) -> None:

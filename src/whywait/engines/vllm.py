@@ -75,8 +75,8 @@ TABLE = EngineTable(
         "metrics": "(on unless --disable-log-stats)",
         "request_metrics": "--enable-per-request-metrics --enable-prompt-tokens-details",
         # Older versions read the folder from VLLM_TORCH_PROFILER_DIR instead.
-        "profiler": "start it with --profiler-config.profiler=torch --profiler-config.torch_profiler_dir=DIR, then POST "
-                    "/start_profile, and /stop_profile a few seconds later; open DIR in Perfetto",
+        "profiler": "start it with --profiler-config.profiler=torch --profiler-config.torch_profiler_dir=DIR, then "
+                    "POST /start_profile, and /stop_profile a few seconds later; open DIR in Perfetto",
     },
     request_fields={
         "metrics.queue_time_ms": "engine_queue_ms",

@@ -238,7 +238,7 @@ class Evidence:
         return f"{what}: {flag}" if flag else what
 
     def profile(self, look: str) -> str:
-        """The step of last resort: the engine's own profiler, how it is run where that is known, and what to look for."""
+        """The last resort: the engine's own profiler, how it is run where that is known, and what to look for."""
         return f"{self.by('profile the engine', 'profiler')}; look for {look}"
 
     def flag(self, limit: str) -> str:
