@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import run_format
 from whywait.analyze.phases import PHASES
-from whywait.cli import VERBS
+from whywait.cli import EXAMPLES, VERBS, parser
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Manifest
 
@@ -40,6 +41,13 @@ def test_readme_verbs_exist() -> None:
     code = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
     for verb in re.findall(r"^whywait (\w+) ", code, re.MULTILINE):
         assert verb in VERBS, verb
+
+
+def test_the_examples_of_the_help_are_commands() -> None:
+    assert EXAMPLES.keys() == VERBS.keys()
+    for verb, (example, page) in EXAMPLES.items():
+        assert parser().parse_args([verb, *shlex.split(example)]).verb == verb
+        assert (ROOT / "docs" / page).exists(), page
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)

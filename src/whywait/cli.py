@@ -193,11 +193,10 @@ def _flags_record(p: argparse.ArgumentParser) -> None:
 
 
 def _flags_exam(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["record", "keep", "score"], help="record: put the bottlenecks in and measure (half "
-                   "an hour or more; resumable); score: what today's verdicts make of recorded cases; keep: thin them")  # fmt: skip
-    p.add_argument(
-        "runs", nargs="?", default="exam", metavar="RUNS", help="folder of the recorded cases (default: exam)"
-    )
+    p.add_argument("action", choices=["record", "keep", "score"],
+                   help="record: put the bottlenecks in and measure (half an hour or more; resumable); score: what "
+                   "today's verdicts make of recorded cases; keep: thin them")  # fmt: skip
+    p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of recorded cases (default: exam)")
     p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
     p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
     p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
