@@ -10,7 +10,7 @@ import pytest
 
 from whywait.net.reach import Reach
 from whywait.probe.amd import RocmSmi
-from whywait.probe.dcgm import DcgmPage
+from whywait.probe.dcgm import DcgmPage, DcgmReader
 from whywait.probe.gpu import Nvml, device_names, throttling
 from whywait.probe.pages import Fetcher
 from whywait.probe.sampler import Config, SamplerProcess
@@ -247,7 +247,7 @@ def page() -> DcgmPage:
 
 
 def test_dcgm_page() -> None:
-    reader = page()
+    reader = DcgmReader()
     for _ in range(2):  # the second time from what was learnt
         rows = reader.read(DCGM)
         assert {name: value for name, labels, value in rows if labels == FIRST} == pytest.approx(
@@ -264,8 +264,24 @@ def test_dcgm_page() -> None:
     assert "node7" not in str(rows)
 
 
+def test_dcgm_lines_with_a_time_behind_the_value_and_figures_that_are_none() -> None:
+    reader = DcgmReader()
+    for second in (1, 2):
+        line = f'DCGM_FI_DEV_GPU_UTIL{{gpu="0"}} 50 {1_790_000_000_000 + second}\n'  # as a federating Prometheus says it
+        assert reader.read(line) == [("busy_share", '{"gpu":"0"}', 0.5)]
+    assert reader.read('DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} +Inf\n') == []
+
+
+def test_labels_that_never_come_back_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whywait.probe.prometheus.MEMO_LIMIT", 10)
+    reader = DcgmReader()
+    for pod in range(50):
+        assert len(reader.read(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0",pod="{pod}"}} 50\n')) == 1
+    assert len(reader._lines._memo) <= 11
+
+
 def test_a_page_that_is_not_dcgm_is_a_lost_probe() -> None:
     reader = page()
-    assert reader.read("vllm:num_requests_running 3\n") == []
+    assert DcgmReader().read("vllm:num_requests_running 3\n") == []
     assert reader.sample() is None
     assert reader.why

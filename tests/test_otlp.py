@@ -20,9 +20,10 @@ from whywait.core.table import Table
 from whywait.errors import UsageError
 from whywait.net.wire import traceparent
 from whywait.probe.options import Probes, address
-from whywait.probe.otlp import MAX_BODY, OtlpError, Receiver, spans_of_json, spans_of_protobuf, unpacked
-from whywait.probe.spans import Span, joined, new_prefix, rows_of
+from whywait.probe.otlp import MAX_BODY, MOST_SPANS, OtlpError, Receiver, spans_of_json, spans_of_protobuf, unpacked
+from whywait.probe.spans import Span, figures, joined, new_prefix, rows_of
 from whywait.probe.spool import Spool, read_spool
+from whywait.probe.web import MOST_CONNECTIONS
 
 PREFIX = "00000000000000aa"
 QUEUE, PREFILL, E2E = "gen_ai.latency.time_in_queue", "gen_ai.latency.time_in_model_prefill", "gen_ai.latency.e2e"
@@ -76,12 +77,15 @@ VLLM = {QUEUE: 0.25, PREFILL: 0.1, E2E: 1.5, "gen_ai.usage.prompt_tokens": 64, "
         "gen_ai.prompt": "a secret text", "gen_ai.latency.time_to_first_token": 0.36}  # fmt: skip
 
 
+KEPT = {k: v for k, v in VLLM.items() if k != "gen_ai.prompt"}  # texts are not even looked at
+
+
 def test_protobuf_by_our_decoder() -> None:
-    got = spans_of_protobuf(export(span(trace(7), **VLLM), span(trace(8), "tokenize", bad=-3)))
+    got = spans_of_protobuf(export(span(trace(7), **VLLM), span(trace(8), "tokenize", **{QUEUE: -3, "bad": -3})))
     assert [s.trace_id for s in got] == [trace(7), trace(8)]
     assert got[0].length_ns == 5_000_000
-    assert got[0].attributes == VLLM
-    assert got[1].attributes == {"bad": -3}
+    assert got[0].attributes == KEPT
+    assert got[1].attributes == {QUEUE: -3}
     assert spans_of_protobuf(b"") == []
 
 
@@ -98,7 +102,7 @@ def test_protobuf_by_the_official_encoder() -> None:
         setattr(one.attributes.add(key=key).value, kind, value)
     one.attributes.add(key="list").value.array_value.values.add().string_value = "x"
     got = spans_of_protobuf(request.SerializeToString())
-    assert got == [Span(trace(9), "llm_request", 77, {**VLLM, "list": None})]
+    assert got == [Span(trace(9), "llm_request", 77, KEPT)]
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
@@ -136,6 +140,28 @@ def test_json() -> None:
     assert got[1].length_ns is None
 
 
+def test_numbers_and_ids_that_cannot_be_are_refused_or_left_out() -> None:
+    long_varint = b"\xff" * 9 + b"\x7f"  # 70 bits
+    value = field(9, field(1, QUEUE) + field(2, varint(4 << 3) + long_varint))
+    assert figures(spans_of_protobuf(export(value))[0]) == ({}, None)  # not a number, and no fault of ours
+    for wrong in ({"startTimeUnixNano": "9" * 400, "endTimeUnixNano": "1"},
+                  {"attributes": [{"key": QUEUE, "value": {"intValue": "1" + "0" * 400}}]}):  # fmt: skip
+        with pytest.raises(OtlpError):
+            spans_of_json(json_export({"traceId": trace(3), "name": "prefill_waiting", **wrong}))
+    for odd in ("z" * 32, "é" * 32, PREFIX, "a" * 10_000):
+        assert spans_of_json(json_export({"traceId": odd}))[0].trace_id == ""
+    assert spans_of_protobuf(export(field(1, bytes(9_000))))[0].trace_id == ""
+
+
+def test_an_export_of_nothing_but_spans_is_refused() -> None:
+    """Two bytes each on the way, a hundred times that in memory."""
+    many = MOST_SPANS + 1
+    with pytest.raises(OtlpError, match="too many"):
+        spans_of_protobuf(export(*[b""] * many))
+    with pytest.raises(OtlpError, match="too many"):
+        spans_of_json(json_export(*[{}] * many))
+
+
 def test_bodies_are_unpacked_within_a_bound() -> None:
     assert unpacked(gzip.compress(b"abc"), "gzip") == b"abc"
     assert unpacked(b"abc", "") == b"abc"
@@ -158,6 +184,37 @@ def test_rows_hold_figures_and_ids_and_no_text() -> None:
 
 
 # --- the receiver
+
+
+def test_totals_never_fall_however_exports_interleave(tmp_path: Path) -> None:
+    spool = Spool(str(tmp_path / "spool"))
+    made, write = Receiver(spool, lambda: 5, PREFIX), spool.write
+    other: list[threading.Thread] = []
+
+    def slow(asked: int, answered: int, source: str, rows: list[Any]) -> None:
+        if not other:  # a second export comes in just as the first is about to be written
+            other.append(threading.Thread(target=made.take, args=([Span(trace(2), "s", 5, {E2E: 1.0})],)))
+            other[0].start()
+            other[0].join(0.3)
+        write(asked, answered, source, rows)
+
+    spool.write = slow  # type: ignore[method-assign]
+    made.take([Span(trace(1), "s", 5, {E2E: 1.0})])
+    other[0].join()
+    assert [r["value"] for r in read_spool(tmp_path / "spool") if r["name"] == "spans_total"] == [1, 2]
+
+
+def test_connections_are_bounded(receiver: Receiver) -> None:
+    port = receiver.port  # type: ignore[attr-defined]
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_CONNECTIONS)]
+    try:
+        for sock in held:
+            sock.sendall(b"POST")
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as one_more:
+            assert one_more.recv(1) == b""
+    finally:
+        for sock in held:
+            sock.close()
 
 
 @pytest.fixture
@@ -227,6 +284,8 @@ def test_receiver_with_a_token(tmp_path: Path) -> None:
             body = export(span(trace(1), **VLLM))
             assert post(made, body) == 401
             assert post(made, body, Authorization="Bearer other") == 401
+            # Nor is a large body read of somebody who has not said the token: the answer comes without it.
+            assert post(made, b"", Content_Length=str(MAX_BODY)) == 401
             assert post(made, body, Authorization="Bearer s3cret-word") == 200
         finally:
             made.close()
@@ -261,7 +320,7 @@ def test_listening_beyond_this_machine_needs_a_token() -> None:
     assert address("4318", "--x", False) == ("127.0.0.1", 4318)
     assert address("[::1]:4318", "--x", False) == ("::1", 4318)
     assert address("0.0.0.0:4318", "--x", True) == ("0.0.0.0", 4318)
-    for bad in ("0.0.0.0:4318", "10.0.0.1:4318", "host", "127.0.0.1:99999", ""):
+    for bad in ("127.0.0.1:²", "127.0.0.1:" + "9" * 5000, "0.0.0.0:4318", "10.0.0.1:4318", "host", "127.0.0.1:99999", ""):
         with pytest.raises(UsageError):
             address(bad, "--x", False)
 
@@ -273,13 +332,18 @@ def test_a_port_in_use_is_said_before_anything_is_measured() -> None:
     assert ready.where.startswith("http://127.0.0.1:")
     assert len(ready.prefix) == 16
     ready.close()
-    with pytest.raises(UsageError, match="not an http URL"):
+    with pytest.raises(UsageError, match="is not a URL"):
         Probes(gpu_urls=("host:9400",)).prepare()
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     for wrong in (Probes(gpu_urls=(f"http://127.0.0.1:{port}/m",)), Probes(agents=(f"http://127.0.0.1:{port}",))):
         with pytest.raises(UsageError, match="does not answer"):
             wrong.prepare()
+    for url in ("http://[::1", "http://h:port", "http://h:99999", "http://h/ü", "ftp://h", "http://", "http://u:geheim@h"):
+        for wrong in (Probes(gpu_urls=(url,)), Probes(agents=(url,))):
+            with pytest.raises(UsageError) as said:
+                wrong.prepare()
+            assert "geheim" not in said.value.message
     assert not Probes().prepare().prefix
 
 

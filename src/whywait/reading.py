@@ -14,7 +14,7 @@ from whywait.core.table import Table
 from whywait.engines import EngineTable, detect
 from whywait.errors import UsageError
 from whywait.load.preflight import UNREAD, Target
-from whywait.net.reach import Reach
+from whywait.net.reach import Reach, page_url
 from whywait.probe.pages import fetcher
 from whywait.probe.promql import Prometheus
 from whywait.units import NS_PER_S
@@ -48,8 +48,8 @@ def engine_of(urls: tuple[str, ...], reach: Reach, home: str = "") -> EngineTabl
     """
     found: dict[str, EngineTable] = {}
     for url in dict.fromkeys(urls):
-        if not url.startswith(("http://", "https://", "unix://")):
-            raise UsageError(f"--metrics-url {url!r} is not a URL", "such as http://host:8000/metrics")
+        if not url.startswith("unix://"):
+            page_url(url, "--metrics-url", "such as http://host:8000/metrics")
         page = fetcher(url, {}, 5.0, reach, home)
         body = page.get()
         page.close()

@@ -174,6 +174,30 @@ def split_unix(url: str) -> tuple[str, str]:
     return path, base
 
 
+def page_url(url: str, flag: str, such_as: str) -> str:
+    """``url`` where it is one of a page that can be asked for.
+
+    Raises:
+        UsageError: it is none, or holds a password: that would not be sent, and would end up in the Run.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable or not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError(f"{flag} {clean_url(url)!r} is not a URL", such_as)
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(f"{flag}: a URL must not carry a password", f"{such_as}; a token goes into a file")
+    return url
+
+
+def clean_url(url: str) -> str:
+    """``url`` as it may be shown: without what stands before an @."""
+    head, at, rest = url.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{rest}" if at else url
+
+
 class Opened(NamedTuple):
     """A blocking connection (not connected yet), and what to ask over it."""
 

@@ -6,7 +6,6 @@ what time it has only so that the offset of the two clocks, within half a round 
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import socket
@@ -14,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import orjson
@@ -25,11 +23,13 @@ from whywait.probe.listener import listening_pids
 from whywait.probe.pages import Fetcher
 from whywait.probe.prometheus import label_json
 from whywait.probe.sources import Groups, Source, Timed, devices, machine
+from whywait.probe.web import Handler, Server, allowed
 
 READINGS, FACTS = "/v1/readings", "/v1/facts"
 AGAIN_S = 0.05  # asked again so soon, it gives the same look
 FIND_S = 5.0  # an engine that was restarted is found again
-IDLE_S = 30.0
+JSON = "application/json"
+MOST_ROWS = 100_000  # of one look
 _MEMO = 20_000
 
 
@@ -67,8 +67,14 @@ class Agent:
             source.close()
 
     def _ask(self, source: Source) -> list[Row]:
-        rows = source.sample()
-        return [("answered", None, 0.0 if rows is None else 1.0), *(rows or [])]
+        """One source that fails must not silence the others."""
+        try:
+            rows = source.sample()
+            why = "" if rows is not None else source.why
+        except Exception as exc:
+            rows, why = None, type(exc).__name__
+        said = label_json({"why": why}) if why else None
+        return [("answered", said, 0.0 if rows is None else 1.0), *(rows or [])]
 
     def _find(self, now: float) -> None:
         if now - self._found_at < FIND_S:
@@ -80,46 +86,21 @@ class Agent:
             self._groups.add({"engine": pids})
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # whoever asked has hung up
-
-
-def serve(agent: Agent, listening: socket.socket, token: str | None) -> ThreadingHTTPServer:
+def serve(agent: Agent, listening: socket.socket, token: str | None) -> Server:
     """A server (not running yet) that answers on a socket that listens; only those who know ``token``, if any."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        server_version, sys_version = f"whywait/{__version__}", ""
-        timeout = IDLE_S
-
+    class Looks(Handler):
         def do_GET(self) -> None:
-            said = (self.headers.get("Authorization") or "").encode()
-            if token is not None and not hmac.compare_digest(said, f"Bearer {token}".encode()):
-                self._answer(401, b"{}")
+            if not allowed(token, self.headers.get("Authorization")):
+                self.answer(401, b"{}", JSON)
             elif self.path == READINGS:
-                self._answer(200, agent.look())
+                self.answer(200, agent.look(), JSON)
             elif self.path == FACTS:
-                self._answer(200, agent.facts())
+                self.answer(200, agent.facts(), JSON)
             else:
-                self._answer(404, b"{}")
+                self.answer(404, b"{}", JSON)
 
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = _Server(listening.getsockname()[:2], Handler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listening
-    return server
+    return Server(listening, Looks)
 
 
 class AgentPage:
@@ -142,9 +123,12 @@ class AgentPage:
             return None
         try:
             said = orjson.loads(body)
-            rows = [(str(name), self._with(of, labels), float(v)) for of, name, labels, v in said["rows"]]
+            if len(said["rows"]) > MOST_ROWS:
+                raise ValueError
+            # null is what was not known there, and stays so here
+            rows = [(str(name), self._with(of, labels), float(v)) for of, name, labels, v in said["rows"] if v is not None]
             offset = int(said["unix_ns"]) - (before + after) // 2
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self.why = "not an agent"
             return None
         clock: list[Row] = [
@@ -161,5 +145,6 @@ class AgentPage:
         if key not in self._labels:
             if len(self._labels) > _MEMO:  # threads and processes come and go
                 self._labels.clear()
-            self._labels[key] = label_json({**(json.loads(labels) if labels else {}), "of": of})
+            said = json.loads(labels) if labels else {}
+            self._labels[key] = label_json({**{k: str(v) for k, v in said.items()}, "of": str(of)})
         return self._labels[key]

@@ -11,7 +11,7 @@ import math
 from whywait.probe import Row
 from whywait.probe.gpu import throttling
 from whywait.probe.pages import Fetcher
-from whywait.probe.prometheus import label_json, parse_line
+from whywait.probe.prometheus import Lines, Sample, label_json
 
 MIB = 1 << 20
 
@@ -49,12 +49,36 @@ BLANK = {float(base + i) for base in (0x7FFFFFF0, 1 << 47, 0x7FFFFFFFFFFFFFF0) f
 _KEPT = {"gpu": "gpu", "GPU_I_ID": "mig"}  # a device, a MIG slice of it; host names, UUIDs and pods are not kept
 
 
+#: What a line becomes: name, labels, factor.
+_Known = tuple[str, "str | None", float]
+
+
+class DcgmReader:
+    """Rows of successive pages. Labels: ``gpu``, and ``mig`` for a slice of one."""
+
+    def __init__(self) -> None:
+        self._lines = Lines(_learn)
+
+    def read(self, text: str) -> list[Row]:
+        """The rows of a page; those of fields that have no value are left out."""
+        rows: list[Row] = []
+        for known, value in self._lines.read(text, "DCGM_"):
+            if not known or not math.isfinite(value) or value in BLANK:
+                continue
+            name, labels, factor = known
+            if name == "throttle":
+                rows += [(reason, labels, flag) for reason, flag in throttling(int(value))]
+            else:
+                rows.append((name, labels, value * factor))
+        return _totals(rows)
+
+
 class DcgmPage:
-    """One exporter's page. Labels: ``gpu``, and ``mig`` for a slice of one."""
+    """One exporter's page."""
 
     def __init__(self, name: str, fetcher: Fetcher) -> None:
         self.name, self._fetcher = name, fetcher
-        self._known: dict[str, tuple[str, str | None, float] | None] = {}  # "NAME{labels}" → name, labels, factor
+        self._reader = DcgmReader()
         self.why = ""
 
     def sample(self) -> list[Row] | None:
@@ -62,49 +86,22 @@ class DcgmPage:
         self.why = self._fetcher.why
         if body is None:
             return None
-        rows = self.read(body.decode("utf-8", "replace"))
+        rows = self._reader.read(body.decode("utf-8", "replace"))
         if not rows:
             self.why = "no DCGM figures"
             return None
         return rows
 
-    def read(self, text: str) -> list[Row]:
-        """The rows of a page; those of fields that have no value are left out."""
-        rows: list[Row] = []
-        for line in text.split("\n"):
-            if not line.startswith("DCGM_"):
-                continue
-            head, _, number = line.rpartition(" ")
-            if head not in self._known:
-                self._known[head] = self._learn(line)
-            known = self._known[head]
-            if known is None:
-                continue
-            try:
-                value = float(number)
-            except ValueError:
-                continue
-            if math.isnan(value) or value in BLANK:
-                continue
-            if known[0] == "throttle":
-                rows += [(name, known[1], flag) for name, flag in throttling(int(value))]
-            else:
-                rows.append((known[0], known[1], value * known[2]))
-        return _totals(rows)
-
     def close(self) -> None:
         self._fetcher.close()
 
-    @staticmethod
-    def _learn(line: str) -> tuple[str, str | None, float] | None:
-        sample = parse_line(line)
-        if sample is None:
-            return None
-        name, factor = ("throttle", 1.0) if sample.name in REASONS else FIELDS.get(sample.name, ("", 0.0))
-        if not name:
-            return None
-        labels = {new: sample.labels[old] for old, new in _KEPT.items() if sample.labels.get(old)}
-        return name, label_json(labels), factor
+
+def _learn(sample: Sample) -> _Known | tuple[()]:
+    name, factor = ("throttle", 1.0) if sample.name in REASONS else FIELDS.get(sample.name, ("", 0.0))
+    if not name:
+        return ()
+    labels = {new: sample.labels[old] for old, new in _KEPT.items() if sample.labels.get(old)}
+    return name, label_json(labels), factor
 
 
 def _totals(rows: list[Row]) -> list[Row]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import socket
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-from whywait.errors import UsageError
+import orjson
+
+from whywait.core.secrets import hide
+from whywait.errors import MissingExtra, UsageError
 from whywait.net.endpoint import read_key
-from whywait.net.reach import Reach, is_loopback
+from whywait.net.reach import Reach, is_loopback, page_url
 from whywait.probe.agent import FACTS
-from whywait.probe.dcgm import DcgmPage
+from whywait.probe.dcgm import DcgmReader
 from whywait.probe.pages import Fetcher
 from whywait.probe.spans import new_prefix
 
+SUCH = {"--gpu-metrics-url": "http://host:9400/metrics", "--agent": "http://host:9465"}
+MOST_FACTS = 32  # of a machine
 FIRST_S = 5.0  # patience with the first answer
 OTLP_TOKEN, AGENT_TOKEN = "WHYWAIT_SAMPLER_OTLP_TOKEN", "WHYWAIT_SAMPLER_AGENT_TOKEN"  # names of variables
 
@@ -50,13 +53,12 @@ class Probes:
         plain = dataclasses.replace(reach or Reach(), headers=())
         out.settings.update(gpu_urls=self.gpu_urls, agents=self.agents)
         for url in self.gpu_urls:
-            if not DcgmPage("", Fetcher(_http(url), {}, FIRST_S, plain)).read(
-                _page("--gpu-metrics-url", url, {}, plain)
-            ):
+            if not DcgmReader().read(_page("--gpu-metrics-url", url, {}, plain)):
                 raise UsageError(f"--gpu-metrics-url {url} has no DCGM figures", "give the exporter's /metrics")
         token = None
         if self.agent_token_file:
             token = out.env[AGENT_TOKEN] = read_key(self.agent_token_file) or ""
+            hide(token)  # whatever answers may say it back to us
             out.settings["agent_token_env"] = AGENT_TOKEN
         for url in self.agents:
             own = {"Authorization": f"Bearer {token}"} if token else {}
@@ -68,6 +70,7 @@ class Probes:
     def _listen(self, out: Prepared) -> None:
         if self.otlp_token_file:
             out.env[OTLP_TOKEN] = read_key(self.otlp_token_file) or ""
+            hide(out.env[OTLP_TOKEN])
             out.settings["otlp_token_env"] = OTLP_TOKEN
         token = bool(self.otlp_token_file)
         if self.otlp_listen:
@@ -76,9 +79,9 @@ class Probes:
         if self.otlp_grpc:
             host, port = address(self.otlp_grpc, "--otlp-grpc-listen", token)
             if importlib.util.find_spec("grpc") is None:
-                raise UsageError(
-                    "--otlp-grpc-listen needs grpcio", "pip install 'whywait[otlp-grpc]', or --otlp-listen"
-                )
+                raise MissingExtra("--otlp-grpc-listen", "otlp-grpc")
+            if not port:
+                raise UsageError("--otlp-grpc-listen: which port it would be is not known", "give one, such as 4317")
             listen_on(host, port).close()
             out.settings["otlp_grpc"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         out.settings["trace_prefix"] = new_prefix()
@@ -111,14 +114,8 @@ class Prepared:
             self.listening = None
 
 
-def _http(url: str) -> str:
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(f"{url!r} is not an http URL", "such as http://host:9400/metrics")
-    return url
-
-
 def _page(flag: str, url: str, headers: dict[str, str], reach: Reach) -> str:
-    fetcher = Fetcher(_http(url), headers, FIRST_S, reach)
+    fetcher = Fetcher(page_url(url, flag, f"such as {flag} {SUCH[flag]}"), headers, FIRST_S, reach)
     body = fetcher.get()
     fetcher.close()
     if body is None:
@@ -129,12 +126,16 @@ def _page(flag: str, url: str, headers: dict[str, str], reach: Reach) -> str:
 
 def _facts(url: str, body: str) -> dict[str, Any]:
     try:
-        machine = json.loads(body)["machine"]
+        machine = orjson.loads(body)["machine"]
     except (ValueError, KeyError, TypeError):
         machine = None
-    if not isinstance(machine, dict):
+    if not isinstance(machine, dict) or not all(_plain(k) and _plain(v) for k, v in machine.items()):
         raise UsageError(f"--agent {url} is no 'whywait agent'", "start one there: whywait agent --listen HOST:PORT")
-    return machine
+    return dict(list(machine.items())[:MOST_FACTS])
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 200)
 
 
 def address(text: str, flag: str, token: bool) -> tuple[str, int]:
@@ -145,7 +146,7 @@ def address(text: str, flag: str, token: bool) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    if not port.isdigit() or int(port) > 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise UsageError(f"{flag}: {text!r} is not [HOST:]PORT", f"such as {flag} 4318")
     if not token and host != "localhost" and not is_loopback(host):
         raise UsageError(f"{flag} {text}: other machines could reach it", "give a token file, or 127.0.0.1")
@@ -169,6 +170,7 @@ def listen_on(host: str, port: int) -> socket.socket:
             with contextlib.suppress(OSError):
                 sock.close()
             raise
-    except OSError as exc:
-        raise UsageError(f"cannot listen on {host}:{port}: {exc.strerror or exc}", "choose another port") from None
+    except (OSError, UnicodeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise UsageError(f"cannot listen on {host}:{port}: {why}", "choose another port or host") from None
     return sock

@@ -7,7 +7,6 @@ protobuf library. Field numbers are those of opentelemetry/proto/trace/v1/trace.
 from __future__ import annotations
 
 import gzip
-import hmac
 import io
 import socket
 import struct
@@ -15,20 +14,21 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import orjson
 
 from whywait.probe import Row
 from whywait.probe.prometheus import label_json
-from whywait.probe.spans import SOURCE, Span, figures, rows_of, unmeasured
+from whywait.probe.spans import KEPT, SOURCE, Span, figures, rows_of, trace_id_of, unmeasured
 from whywait.probe.spool import Spool
+from whywait.probe.web import Handler, Server, allowed, whole_number
 
 PATH = "/v1/traces"
 MAX_BODY = 16 << 20  # as sent, and once unpacked
+MOST_SPANS = 50_000  # of one export; an empty one takes two bytes to send, and far more to hold
+DRAINED = 1 << 16  # bytes read of a body that is not taken, so that the answer gets through
 MOST_STRANGERS = 20_000  # request ids of others that are remembered, for their count
-IDLE_S = 30.0
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 
 
@@ -71,7 +71,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         out |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
         if byte < 0x80:
-            return out, at
+            return out & (1 << 64) - 1, at
     raise OtlpError("cut short")
 
 
@@ -87,6 +87,8 @@ def spans_of_protobuf(body: bytes) -> list[Span]:
             for n3, span in fields(_message(scope_spans)) if n2 == 2 else ():
                 if n3 == 2:
                     out.append(_span(_message(span)))
+                    if len(out) > MOST_SPANS:
+                        raise OtlpError("too many spans")
     return out
 
 
@@ -101,7 +103,7 @@ def _span(data: memoryview) -> Span:
     attributes: dict[str, Any] = {}
     for number, value in fields(data):
         if number == 1:
-            trace_id = bytes(_message(value)).hex()
+            trace_id = trace_id_of(bytes(_message(value)).hex())
         elif number == 5:
             name = _text(value)
         elif number in (7, 8) and isinstance(value, int):
@@ -113,7 +115,8 @@ def _span(data: memoryview) -> Span:
                     key = _text(v)
                 elif n == 2:
                     found = _any_value(_message(v))
-            attributes[key] = found
+            if key in KEPT:
+                attributes[key] = found
     return Span(trace_id, name, end - start if start and end else None, attributes)
 
 
@@ -142,22 +145,35 @@ def spans_of_json(body: bytes) -> list[Span]:
     try:
         export = orjson.loads(body)
         spans = [s for r in export["resourceSpans"] for g in r["scopeSpans"] for s in g["spans"]]
+        if len(spans) > MOST_SPANS:
+            raise OtlpError("too many spans")
         return [_json_span(s) for s in spans]
+    except OtlpError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise OtlpError(f"not a trace export ({type(exc).__name__})") from None
 
 
 def _json_span(span: dict[str, Any]) -> Span:
-    start, end = int(span.get("startTimeUnixNano") or 0), int(span.get("endTimeUnixNano") or 0)
+    start, end = _int64(span.get("startTimeUnixNano") or 0), _int64(span.get("endTimeUnixNano") or 0)
     attributes: dict[str, Any] = {}
     for pair in span.get("attributes") or ():
         value = pair["value"]
+        if pair["key"] not in KEPT:
+            continue
         if "intValue" in value:
-            attributes[pair["key"]] = int(value["intValue"])
+            attributes[pair["key"]] = _int64(value["intValue"])
         else:
             attributes[pair["key"]] = value.get("doubleValue", value.get("stringValue"))
-    trace_id = str(span.get("traceId") or "").lower()
+    trace_id = trace_id_of(str(span.get("traceId") or "").lower())
     return Span(trace_id, str(span.get("name") or ""), end - start if start and end else None, attributes)
+
+
+def _int64(value: str | int) -> int:
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise OtlpError("a number of more than 64 bits")
+    return number
 
 
 def unpacked(body: bytes, encoding: str) -> bytes:
@@ -179,15 +195,6 @@ def unpacked(body: bytes, encoding: str) -> bytes:
     return out
 
 
-class _Quiet(ThreadingHTTPServer):
-    """An exporter that hangs up is no news; what it did not deliver is missing from the count of spans."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass
-
-
 class Receiver:
     """Writes the spans that come in to the spool; counts the requests they tell of. Threads of its own."""
 
@@ -199,7 +206,7 @@ class Receiver:
         self._named: dict[str, None] = {}  # request ids of others, oldest first
         self.spans = self.dropped = self.refused = 0
         self._cpu_s = 0.0
-        self._server: _Quiet | None = None
+        self._server: Server | None = None
         self._grpc: Any = None
 
     @property
@@ -208,7 +215,7 @@ class Receiver:
         return len(self.ours) or len(self._named)
 
     def allowed(self, said: str | None) -> bool:
-        return self.token is None or hmac.compare_digest((said or "").encode(), f"Bearer {self.token}".encode())
+        return allowed(self.token, said)
 
     def take(self, spans: list[Span]) -> None:
         rows: list[Row] = []
@@ -229,8 +236,8 @@ class Receiver:
             rows.append(("spans_total", None, float(self.spans)))
             if self.dropped:
                 rows.append(("spans_dropped_total", None, float(self.dropped)))
-        now = self._now()
-        self._spool.write(now, now, SOURCE, rows)
+            now = self._now()
+            self._spool.write(now, now, SOURCE, rows)  # under the lock: a total written late would look like a reset
 
     def _count(self, ours: str | None, request: str) -> None:
         if ours is not None:
@@ -257,9 +264,7 @@ class Receiver:
 
     def serve(self, listening: socket.socket) -> None:
         """Answer on a socket that already listens."""
-        server = _Quiet(listening.getsockname()[:2], _handler(self), bind_and_activate=False)
-        server.socket.close()
-        server.socket = listening
+        server = Server(listening, _handler(self))
         self._server = server
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True, name="otlp").start()
 
@@ -283,48 +288,42 @@ class Receiver:
             self._grpc = None
 
 
-def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = IDLE_S
-
+def _handler(receiver: Receiver) -> type[Handler]:
+    class Exports(Handler):
         def do_POST(self) -> None:
             began = time.thread_time()
             self._take()
             receiver.cost(time.thread_time() - began)
 
         def _take(self) -> None:
-            size = self.headers.get("Content-Length") or ""
-            if not size.isdigit() or int(size) > MAX_BODY:
-                self.close_connection = True  # the body is not read
-                receiver.refuse()
-                return self._answer(413 if size.isdigit() else 411)
-            body = self.rfile.read(int(size))
-            kind = (self.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+            size = whole_number(self.headers.get("Content-Length"))
             if self.path.partition("?")[0] != PATH:
-                return self._answer(404)
+                return self._unread(404, size)
             if not receiver.allowed(self.headers.get("Authorization")):
-                return self._answer(401)
+                return self._unread(401, size)
+            if size is None or size > MAX_BODY:
+                receiver.refuse()
+                return self._unread(413 if size else 411, None)
+            body = self.rfile.read(size)
+            kind = (self.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
             if kind not in (JSON, PROTOBUF):
                 receiver.refuse()
-                return self._answer(415)
+                return self.answer(415)
             try:
-                plain = unpacked(body, (self.headers.get("Content-Encoding") or "").lower())
+                plain = unpacked(body, (self.headers.get("Content-Encoding") or "").strip().lower())
                 spans = spans_of_json(plain) if kind == JSON else spans_of_protobuf(plain)
             except OtlpError:
                 receiver.refuse()
-                return self._answer(400)
+                return self.answer(400)
             receiver.take(spans)
-            return self._answer(200, b"{}" if kind == JSON else b"", kind)  # an empty message means: all taken
+            return self.answer(200, b"{}" if kind == JSON else b"", kind)  # an empty message means: all taken
 
-        def _answer(self, status: int, body: bytes = b"", kind: str = "text/plain") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        def _unread(self, status: int, size: int | None) -> None:
+            """Answer whoever may not send, or sends too much, without holding what it sends."""
+            if size is not None and size <= DRAINED:
+                self.rfile.read(size)
+            else:
+                self.close_connection = True
+            self.answer(status)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    return Handler
+    return Exports

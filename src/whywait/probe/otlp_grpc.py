@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,13 @@ def start(receiver: Receiver, address: str) -> Any:
         said = dict(context.invocation_metadata()).get("authorization")
         if not receiver.allowed(said if isinstance(said, str) else None):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token, or another")
+        began = time.thread_time()
         try:
             receiver.take(spans_of_protobuf(body))
         except OtlpError as exc:
             receiver.refuse()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))
+        receiver.cost(time.thread_time() - began)
         return b""
 
     options = [("grpc.max_receive_message_length", MAX_BODY), ("grpc.so_reuseport", 0)]

@@ -37,7 +37,7 @@ class Fetcher:
         for fresh in (self._connection is None, True):
             try:
                 return self._get(end)
-            except (OSError, http.client.HTTPException) as exc:
+            except (OSError, http.client.HTTPException, ValueError) as exc:  # the last of a URL that cannot be sent
                 self.close()
                 self.why = type(exc).__name__
                 # A kept connection the server has closed in the meantime is no failure: try once on a new one.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from whywait.engines.table import EngineTable, Metric
 from whywait.probe import Row
@@ -171,47 +171,60 @@ def finish(rows: list[Row], old: list[Row], table: EngineTable) -> list[Row]:
     return rows
 
 
+T = TypeVar("T")
+
+
+class Lines(Generic[T]):
+    """What ``learn`` makes of the name and labels of each line, and the line's value, page after page.
+
+    ``learn`` is asked once for what comes again with every page. Lines it has nothing to say of (falsy) are left out.
+    """
+
+    def __init__(self, learn: Callable[[Sample], T]) -> None:
+        self._learn = learn
+        self._memo: dict[str, T] = {}  # "name{labels}" -> what it becomes
+
+    def read(self, text: str, prefixes: str | tuple[str, ...]) -> Iterator[tuple[T, float]]:
+        memo = self._memo
+        if len(memo) > MEMO_LIMIT:  # labels that never come back must not fill our memory
+            memo.clear()
+        for line in text.split("\n"):
+            if not line.startswith(prefixes):
+                continue
+            head, _, tail = line.rpartition(" ")
+            known = memo.get(head)
+            if known is not None and "_" not in tail:
+                if not known:
+                    continue
+                try:
+                    yield known, float(tail)
+                except ValueError:
+                    continue
+            elif (sample := parse_line(line)) is not None:
+                new = self._learn(sample)
+                # With a timestamp or an exemplar behind the value, the text before the last blank is not name and
+                # labels.
+                match = _LINE.fullmatch(line)
+                if match is not None and match.span(3) == (len(head) + 1, len(line)):
+                    memo[head] = new
+                if new:
+                    yield new, sample.value
+
+
 class PageReader:
     """Rows of successive pages of one engine; equal to ``canonical(parse(page).samples, table)``, only cheaper."""
 
     def __init__(self, table: EngineTable) -> None:
         self.table = table
-        self._memo: dict[str, list[Target]] = {}  # "name{labels}" -> what it becomes
+        self._lines = Lines(lambda sample: targets_of(sample.name, sample.labels, table))
 
     def read(self, text: str) -> list[Row]:
-        prefixes, memo = self.table.metric_prefixes, self._memo
-        if len(memo) > MEMO_LIMIT:  # labels that never come back must not fill our memory
-            memo.clear()
         rows: list[Row] = []
         old: list[Row] = []
-        for line in text.split("\n"):
-            if not line.startswith(prefixes):
-                continue
-            head, _, tail = line.rpartition(" ")
-            targets = memo.get(head)
-            if targets is not None and "_" not in tail:
-                if not targets:
-                    continue
-                try:
-                    value = float(tail)
-                except ValueError:
-                    continue
-            else:
-                targets, value = self._learn(line, head)
+        for targets, value in self._lines.read(text, self.table.metric_prefixes):
             for target in targets:
                 if target.old or target.fixed is not None or math.isnan(value):
                     (old if target.old else rows).extend(target.rows(value))
                 else:
                     rows.append((target.name, target.labels, value * target.scale))
         return finish(rows, old, self.table)
-
-    def _learn(self, line: str, head: str) -> tuple[list[Target], float]:
-        sample = parse_line(line)
-        if sample is None:
-            return [], 0.0
-        targets = targets_of(sample.name, sample.labels, self.table)
-        # With a timestamp or an exemplar behind the value, the text before the last blank is not name and labels.
-        match = _LINE.fullmatch(line)
-        if match is not None and match.span(3) == (len(head) + 1, len(line)):
-            self._memo[head] = targets
-        return targets, sample.value

@@ -8,6 +8,7 @@ named here and the request's id are kept; texts, such as prompts, never.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -55,6 +56,8 @@ COLUMNS: Mapping[str, str] = {
     "prompt_tokens": "prompt_tokens",
     "output_tokens": "output_tokens",
 }
+KEPT = frozenset({*ATTRIBUTES, *REQUEST_ID})  # attributes that are looked at
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _MOST_MS = 1e9  # eleven days: more is a clock that was never set
 
 
@@ -77,12 +80,17 @@ def unmeasured(prefix: str) -> str:
     return prefix[:-1] + "0" if prefix else ""
 
 
+def trace_id_of(text: str) -> str:
+    """``text`` where it is a trace id, 32 hexadecimal digits; else ''."""
+    return text if _TRACE_ID.fullmatch(text) else ""
+
+
 def figures(span: Span) -> tuple[dict[str, float], str | None]:
     """The figures of a span under our names, and the id of its request. Negative and absurd ones are left out."""
     out: dict[str, float] = {}
     for name, value in span.attributes.items():
         ours = ATTRIBUTES.get(name)
-        if ours is not None and isinstance(value, (int, float)) and 0 <= value * ours[1] < _MOST_MS:
+        if ours is not None and isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value * ours[1] < _MOST_MS:
             out[ours[0]] = float(value) * ours[1]
     stage = STAGES.get(span.name)
     if stage is not None and span.length_ns is not None and 0 <= span.length_ns / 1e6 < _MOST_MS:

@@ -10,7 +10,7 @@ from whywait.core import secrets
 from whywait.engines import use_file
 from whywait.errors import UsageError
 from whywait.net.endpoint import read_key
-from whywait.net.reach import Reach
+from whywait.net.reach import Reach, page_url
 from whywait.probe.promql import Prometheus, parse_match
 
 
@@ -35,8 +35,7 @@ def prometheus(args: argparse.Namespace, reach: Reach) -> Prometheus | None:
         if given:
             raise UsageError("--prometheus-match and its token need --prometheus", "--prometheus http://host:9090")
         return None
-    if not args.prometheus.startswith(("http://", "https://")):
-        raise UsageError(f"--prometheus {args.prometheus!r} is not a URL", "such as http://host:9090")
+    page_url(args.prometheus, "--prometheus", "such as http://host:9090")
     own = dataclasses.replace(reach, headers=())  # those are the service's
     return Prometheus(args.prometheus, parse_match(args.prometheus_match), _token(args), own)
 
