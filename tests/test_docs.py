@@ -43,6 +43,24 @@ def test_readme_verbs_exist() -> None:
         assert verb in VERBS, verb
 
 
+def test_the_map_of_the_design_is_that_of_the_tree() -> None:
+    text = (ROOT / "docs" / "design.md").read_text().split("## 2.")[1].split("cli -> ")[0]
+    tree = text.split("```")[1]
+    blocks = dict(re.findall(r"^  (\w+)/(.*?)(?=^  \w|\Z)", tree, re.DOTALL | re.MULTILINE))
+    source = ROOT / "src" / "whywait"
+    for path in sorted(source.rglob("*.py")):
+        place, name = path.relative_to(source).parent.parts[:1], path.stem
+        if name.startswith("__") or place == ("verbs",) or path.parent.name == "corpus":
+            continue
+        said = blocks[place[0]] if place else text
+        assert re.search(rf"\b{name}\b", said), f"docs/design.md, section 2, does not name {path.relative_to(source)}"
+    for place, block in blocks.items():
+        for names in re.findall(r"^ {4}(\w[\w, ]*?)(?: {2,}|$)", block, re.MULTILINE):
+            for name in names.split(", "):
+                found = (source / place / f"{name}.py", source / place / name)
+                assert any(f.exists() for f in found), f"docs/design.md names {place}/{name}, which is gone"
+
+
 def test_the_examples_of_the_help_are_commands() -> None:
     assert EXAMPLES.keys() == VERBS.keys()
     for verb, (example, page) in EXAMPLES.items():
