@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from whywait.core import secrets
 from whywait.errors import UsageError
 from whywait.net.reach import Reach
-from whywait.probe.agent import READINGS, Agent, AgentPage, serve
-from whywait.probe.options import Probes
+from whywait.probe import Row
+from whywait.probe.agent import MOST_ROWS, READINGS, Agent, AgentPage, serve
+from whywait.probe.options import Probes, _facts
 from whywait.probe.pages import Fetcher
 from whywait.probe.sampler import Config, SamplerProcess
+from whywait.probe.sources import Timed
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -105,6 +108,73 @@ def test_a_page_that_is_no_agent_is_a_lost_probe() -> None:
         gone = served.page()
     assert gone.sample() is None
     assert gone.why
+
+
+class Says:
+    """A page that is what we want it to be."""
+
+    why = ""
+
+    def __init__(self, **body: object) -> None:
+        self._body = json.dumps({"agent": "1", "unix_ns": 5, "rows": [], **body}).encode()
+
+    def get(self) -> bytes:
+        return self._body
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_is_not_known_there_is_not_known_here() -> None:
+    rows = AgentPage("agent/0", Says(rows=[["host", "a", None, 1], ["host", "b", None, None]])).sample()  # type: ignore[arg-type]
+    assert rows is not None
+    assert rows[0] == ("a", '{"of":"host"}', 1.0)
+    assert "b" not in {name for name, _, _ in rows}  # absent, and neither 0 nor the loss of all the others
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"rows": 5}, {"rows": [[1]]}, {"rows": [[["x"], "a", None, 1]]}, {"rows": [["host", "a", "[1]", 1]]},
+     {"rows": [["host", "a", "{", 1]]}, {"unix_ns": "x"}, {"unix_ns": None}, {"rows": [["host", "a", None, {}]]},
+     {"rows": [["host", "a", None, 1]] * (MOST_ROWS + 1)}],
+)  # fmt: skip
+def test_an_agent_that_talks_nonsense_is_a_lost_probe(body: dict[str, object]) -> None:
+    page = AgentPage("agent/0", Says(**body))  # type: ignore[arg-type]
+    assert page.sample() is None
+    assert page.why == "not an agent"
+
+
+def test_labels_of_an_agent_are_texts() -> None:
+    rows = AgentPage("agent/0", Says(rows=[["host", "a", '{"cpus":[1]}', 1]])).sample()  # type: ignore[arg-type]
+    assert rows is not None
+    assert rows[0][1] == '{"cpus":"[1]","of":"host"}'
+
+
+@pytest.mark.parametrize("machine", [5, {"cpu": {"nested": 1}}, {"cpu": "x" * 500}, {"cores": [1]}])
+def test_facts_that_are_none_are_refused(machine: object) -> None:
+    with pytest.raises(UsageError, match="no 'whywait agent'"):
+        _facts("http://x", json.dumps({"machine": machine}))
+
+
+def test_one_source_that_fails_does_not_silence_the_others() -> None:
+    agent = Agent()
+
+    def broken(_now_s: float) -> list[Row]:
+        raise OSError
+
+    agent._sources.insert(0, Timed("gpu", broken))
+    rows = json.loads(agent.look())["rows"]
+    agent.close()
+    assert ["gpu", "answered", '{"why":"OSError"}', 0.0] in rows
+    assert ["host", "answered", None, 1.0] in rows
+
+
+def test_the_token_is_hidden_here_too(tmp_path: Path) -> None:
+    """Whatever answers may say it back to us: it must not come into a manifest by that way."""
+    (tmp_path / "token").write_text("one-of-a-kind")
+    with Served(Agent(), "one-of-a-kind") as served:
+        Probes(agents=(served.url,), agent_token_file=str(tmp_path / "token")).prepare()
+    assert secrets.clean("it said one-of-a-kind") == "it said [secret]"
 
 
 def test_the_sampler_reads_it(tmp_path: Path) -> None:

@@ -267,7 +267,9 @@ def test_dcgm_page() -> None:
 def test_dcgm_lines_with_a_time_behind_the_value_and_figures_that_are_none() -> None:
     reader = DcgmReader()
     for second in (1, 2):
-        line = f'DCGM_FI_DEV_GPU_UTIL{{gpu="0"}} 50 {1_790_000_000_000 + second}\n'  # as a federating Prometheus says it
+        line = (
+            f'DCGM_FI_DEV_GPU_UTIL{{gpu="0"}} 50 {1_790_000_000_000 + second}\n'  # as a federating Prometheus says it
+        )
         assert reader.read(line) == [("busy_share", '{"gpu":"0"}', 0.5)]
     assert reader.read('DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{gpu="0"} +Inf\n') == []
 

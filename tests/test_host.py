@@ -266,8 +266,14 @@ def test_neighbours_are_what_is_not_ours(tmp_path: Path, monkeypatch: pytest.Mon
     engine.seconds = 60
     write(tmp_path, machine(78, 22, 31, 40))
     assert values(seen.sample(6.0))["engine_cores_other_seconds_total"] == pytest.approx(
-        (100 - 30) - (60 - 5) - (3 - 2)
+        (100 - 30) - (60 - 5)  # what it used when it was elsewhere was not used here
     )
+    engine.cpus = frozenset({0, 1, 2, 3})  # tied to more: what those did before is nobody's doing now
+    before = values(seen.sample(8.0))
+    assert before["engine_cores_other_seconds_total"] == pytest.approx(100 - 30 - 55)
+    assert before["engine_cores_busy_seconds_total"] == pytest.approx(100)
+    write(tmp_path, machine(78, 22, 33, 41))
+    assert values(seen.sample(10.0))["engine_cores_other_seconds_total"] == pytest.approx(100 - 30 - 55 + 3)
     assert Neighbours({}, str(tmp_path / "nothing")).sample(0.0) == []
 
 

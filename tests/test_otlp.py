@@ -320,7 +320,15 @@ def test_listening_beyond_this_machine_needs_a_token() -> None:
     assert address("4318", "--x", False) == ("127.0.0.1", 4318)
     assert address("[::1]:4318", "--x", False) == ("::1", 4318)
     assert address("0.0.0.0:4318", "--x", True) == ("0.0.0.0", 4318)
-    for bad in ("127.0.0.1:²", "127.0.0.1:" + "9" * 5000, "0.0.0.0:4318", "10.0.0.1:4318", "host", "127.0.0.1:99999", ""):
+    for bad in (
+        "127.0.0.1:²",
+        "127.0.0.1:" + "9" * 5000,
+        "0.0.0.0:4318",
+        "10.0.0.1:4318",
+        "host",
+        "127.0.0.1:99999",
+        "",
+    ):
         with pytest.raises(UsageError):
             address(bad, "--x", False)
 
@@ -339,7 +347,15 @@ def test_a_port_in_use_is_said_before_anything_is_measured() -> None:
     for wrong in (Probes(gpu_urls=(f"http://127.0.0.1:{port}/m",)), Probes(agents=(f"http://127.0.0.1:{port}",))):
         with pytest.raises(UsageError, match="does not answer"):
             wrong.prepare()
-    for url in ("http://[::1", "http://h:port", "http://h:99999", "http://h/ü", "ftp://h", "http://", "http://u:geheim@h"):
+    for url in (
+        "http://[::1",
+        "http://h:port",
+        "http://h:99999",
+        "http://h/ü",
+        "ftp://h",
+        "http://",
+        "http://u:geheim@h",
+    ):
         for wrong in (Probes(gpu_urls=(url,)), Probes(agents=(url,))):
             with pytest.raises(UsageError) as said:
                 wrong.prepare()

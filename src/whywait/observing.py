@@ -28,7 +28,7 @@ from whywait.core.recorder import Recorder, discard_spool, refuse_used
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
 from whywait.engines import EngineTable
-from whywait.errors import UsageError, WrongModel
+from whywait.errors import UsageError, WhywaitError, WrongModel
 from whywait.load import preflight
 from whywait.net.clock import Clock
 from whywait.net.endpoint import parse_url, read_key
@@ -158,7 +158,7 @@ class Watcher:
         whole = self._began  # up to here windows were kept
         last = None if o.length_s is None else self._began + round(o.length_s * NS_PER_S)
         while True:
-            due += round(every_s * NS_PER_S)
+            due = max(due + round(every_s * NS_PER_S), self.clock.now())  # what was missed is not made up for
             if last is not None:
                 due = min(due, last)
             if self._ended.wait(max(0.0, (due - self.clock.now()) / NS_PER_S)):
@@ -226,7 +226,12 @@ class Watcher:
         source, zero = self.options.prometheus, self.clock.zero_unix_ns
         if source is None:
             return []
-        return source.readings(self.table, (span[0] + zero, span[1] + zero), zero)
+        try:
+            return source.readings(self.table, (span[0] + zero, span[1] + zero), zero)
+        except WhywaitError as exc:  # it did answer when we began: a lost look, not the end of the watch
+            lost = {"what": "the Prometheus did not answer all the time", "why": exc.message, "next": exc.hint}
+            self._doubts = [d for d in self._doubts if d["what"] != lost["what"]] + [lost]
+            return []
 
     def _keep_point(self, span: tuple[int, int]) -> None:
         """Into the log, so that what was watched is a Run with points even if we are killed."""

@@ -6,6 +6,7 @@ The format is told in ``docs/engines.md``, with a whole example.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -25,6 +26,7 @@ TEXTS = ("name", "title", "metrics_path")
 LISTS = ("metric_prefixes", "server_headers", "owned_by", "late_counters")
 TABLES = ("metrics", "histograms", "flags", "request_fields", "log_patterns", "bodies")
 ROOTS = ("timings", "metrics", "usage")  # objects beside the answer that are kept; see ``net/dialect.py``
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 COLUMNS = tuple(
     c.name for c in REQUESTS if c.name.startswith("engine_") or c.name in ("cached_tokens", "output_tokens")
 )
@@ -41,7 +43,7 @@ def load(path: str | Path) -> EngineTable:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as exc:
         raise UsageError(f"--engine-file {path}: {exc.strerror}", "give a TOML file, see docs/engines.md") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise UsageError(f"--engine-file {path} is not TOML: {exc}", "see docs/engines.md") from None
     return _table(raw, str(path))
 
@@ -81,6 +83,9 @@ def _table(raw: Mapping[str, Any], where: str) -> EngineTable:
         log_patterns=logs,
     )
     table = dataclasses.replace(table, **_bodies(of["bodies"], where))
+    for native in (*table.metrics, *table.histograms, *table.metric_prefixes):
+        if not NAME.fullmatch(native):
+            raise UsageError(f"{where}: {native!r} cannot be the name of a metric", "letters, digits, _ and : only")
     for native in (*table.metrics, *table.histograms):
         if not native.startswith(table.metric_prefixes):
             given = ", ".join(table.metric_prefixes)
@@ -96,7 +101,7 @@ def _metrics(value: Any, where: str) -> tuple[Metric, ...]:
         _only(spec, ("name", "scale", "where"), where, "key")
         name, scale = _text(spec.get("name"), f"{where}: name"), spec.get("scale", 1.0)
         _only([name], (*GAUGES, *COUNTERS), where, "gauge or counter")
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not scale > 0:
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
             raise UsageError(f"{where}: scale must be a number above 0")
         labels = _texts(_dict(spec.get("where", {}), f"{where}: where"), f"{where}: where")
         found.append(Metric(name, float(scale), tuple(labels.items())))

@@ -34,7 +34,8 @@ class Cpu:
     ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute,
     ``serving_wait`` what those others waited for a core, ``serving_top`` the busiest
     serving thread: process, seconds on a core, seconds ready. ``quota`` in cores, ``throttled`` seconds and
-    ``throttled_periods`` (share) of its control group.
+    ``throttled_periods`` (share) of its control group. ``hot`` is what the busiest computing thread ran or wanted to run,
+    the time it was throttled included.
     """
 
     run: float | None = None
@@ -49,6 +50,7 @@ class Cpu:
     throttled: float | None = None
     throttled_periods: float | None = None
     neighbour: str = ""
+    hot: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Streams:
     the one before; ``bursts`` the median reads that carried content per request, of ``chunks`` content chunks;
     ``late_share`` of those reads, the ones during which our own loop was late (of the whole run);
     ``first_share`` the median TTFT over end-to-end; ``outside_ms`` what neither queue nor prefill explains of the time
-    to the first token, at its 5th percentile, median and 95th; ``engine_gap_ms`` the engine's own mean gap."""
+    to the first token, at its 5th percentile, median and 95th; ``engine_gap_ms`` the engine's own mean gap;
+    ``with_first`` the share of requests whose first read already carried several content chunks."""
 
     together: float | None = None
     bursts: float | None = None
@@ -66,6 +69,7 @@ class Streams:
     outside_ms: tuple[float, float, float] | None = None
     engine_gap_ms: float | None = None
     client_gap_ms: float | None = None
+    with_first: float | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ class Seen:
 @dataclass(frozen=True)
 class Evidence:
     """Of a whole Run. ``focus`` is the load the verdict is about, ``beyond`` the rungs above it that only we asked for;
-    ``lag_ms`` how late our own loop read (p50, p99), ``late_reads`` which part of coalesced reads came while it was."""
+    ``lag_ms`` how late our own loop read (p50, p99), ``late_reads`` which part of coalesced reads came while it was; ``paged``
+    whether a page of the engine's metrics was read."""
 
     points: list[Seen]
     engine: dict[str, Any]
@@ -202,6 +207,7 @@ class Evidence:
     beyond: tuple[int, ...] = ()
     lag_ms: tuple[float, float] | None = None
     late_reads: float | None = None
+    paged: bool = False
 
     @property
     def plain(self) -> list[Seen]:

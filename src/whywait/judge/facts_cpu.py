@@ -48,6 +48,7 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
         and cores.mean >= (run.manifest.machine.get("client") or {}).get("cores", 1e9)
     ):
         busy = _rate(run, "cpu_busy_seconds_total", span, "host")
+    stopped = _rate(run, "cgroup_throttled_seconds_total", span, "process/engine")
     return Cpu(
         run=total,
         lost=wait_s / (run_s + wait_s) if run_s + wait_s > 0 else None,
@@ -58,9 +59,10 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
         serving_wait=sum(t.wait for t in cold),
         serving_top=None if top is None else (top.process, top.run, top.wait),
         quota=None if quota is None else quota.mean,
-        throttled=_rate(run, "cgroup_throttled_seconds_total", span, "process/engine"),
+        throttled=stopped,
         throttled_periods=throttled.value / periods.value if throttled and periods and periods.value > 0 else None,
         neighbour=_neighbour(run, span),
+        hot=max((t.run + t.wait for t in hot), default=run_s + wait_s) + (stopped or 0.0),
     )
 
 

@@ -29,6 +29,8 @@ def streams(run: Run, one: Run, acc: RequestAccount, span: Span, derived_ms: flo
     same[1:] = (row[1:] == row[:-1]) & (t[1:] - t[:-1] < NS_PER_MS / 10)
     bursts = count - np.bincount(row, weights=same, minlength=n)
     ok = (req["outcome"] == OK) & (count > 1)
+    second = np.zeros(n, dtype=bool)
+    second[row[1:][same[1:] & (np.r_[True, row[1:] != row[:-1]][:-1])]] = True
     begun = ok & ~np.isnan(req["first_ns"]) & ~np.isnan(req["last_ns"])
     e2e = (req["last_ns"] - req["sent_ns"])[begun]
     first = (req["first_ns"] - req["sent_ns"])[begun]
@@ -45,6 +47,7 @@ def streams(run: Run, one: Run, acc: RequestAccount, span: Span, derived_ms: flo
         outside_ms=_outside(acc, one, begun, derived_ms),
         engine_gap_ms=engine_gap,
         client_gap_ms=float(gaps.mean()) if len(gaps) else None,
+        with_first=float(second[ok].mean()) if ok.any() else None,
     )
 
 
@@ -65,11 +68,14 @@ def work(one: Run, span: Span) -> Work:
     answer, prompt = answer[~np.isnan(answer)], prompt[~np.isnan(prompt)]
     long_share, long_n, long_answer = _long(req, ok)
     told = req["engine_prefill_tokens"]
-    computed = np.where(np.isnan(told), req["prompt_tokens"] - np.nan_to_num(req["cached_tokens"]), told)
-    computed = computed[ok & ~np.isnan(computed)]
+    computed_of = np.where(np.isnan(told), req["prompt_tokens"] - np.nan_to_num(req["cached_tokens"]), told)
+    computed = computed_of[ok & ~np.isnan(computed_of)]
     big = 0.0
     if len(computed) and computed.sum() > 0:
-        big = float(computed[computed >= LONG * max(np.median(computed), 1)].sum() / computed.sum())
+        # Of another kind is what was sent, not what a cold cache left to compute.
+        size = req["prompt_tokens"][ok & ~np.isnan(computed_of)]
+        size = np.where(np.isnan(size), computed, size)
+        big = float(computed[size >= LONG * max(np.median(size), 1)].sum() / computed.sum())
     sent, end = req["sent_ns"], req["end_ns"]
     third = (span[1] - span[0]) / 3
     arrived = (~np.isnan(req["due_ns"])).sum() if not np.isnan(req["due_ns"]).all() else (~np.isnan(sent)).sum()
@@ -80,7 +86,7 @@ def work(one: Run, span: Span) -> Work:
         long_n=long_n,
         long_answer=long_answer,
         big_prompts=big,
-        pending=_pending(sent, end, span),
+        pending=_pending(np.where(np.isnan(req["due_ns"]), sent, req["due_ns"]), end, span),
         ttft_growth=_growth(req, sent),
         arrived=float(arrived),
         finished=float((ok & (end <= span[0] + 3 * third)).sum()),
@@ -102,18 +108,22 @@ def _long(req: Any, ok: Array) -> tuple[float, float, float | None]:
 
 
 def _pending(sent: Array, end: Array, span: Span) -> tuple[float, float] | None:
+    """Mean requests due and not ended, in the first and last third of the arrivals; None where there is none. At first
+    the number grows with any service: until as long as a quick request takes has passed it says nothing."""
     known = ~np.isnan(sent)
     if not known.any() or span[1] <= span[0]:
         return None
     stop = np.where(np.isnan(end), span[1], end)[known]
     last_sent = float(sent[known].max())
-    width = (last_sent - span[0]) / 3
+    quick = float(np.quantile(stop - sent[known], 0.1))
+    begin = min(span[0] + quick, (span[0] + last_sent) / 2)
+    width = (last_sent - begin) / 3
 
     def mean(low: float, high: float) -> float:
         overlap = np.clip(np.minimum(stop, high) - np.maximum(sent[known], low), 0, None)
         return float(overlap.sum() / (high - low)) if high > low else 0.0
 
-    return mean(span[0], span[0] + width), mean(last_sent - width, last_sent)
+    return mean(begin, begin + width), mean(last_sent - width, last_sent)
 
 
 def _growth(req: Any, sent: Array) -> tuple[float, float] | None:

@@ -36,6 +36,7 @@ def gather(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = Non
         beyond,
         (float(lag["p50"]), float(lag["p99"])) if lag.get("p50") is not None and lag.get("p99") is not None else None,
         late / reads if reads and late is not None else None,
+        any(s.startswith("metrics") for s in set(run.readings["source"].tolist())),
     )
 
 

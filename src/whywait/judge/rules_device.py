@@ -32,16 +32,21 @@ def device(e: Evidence) -> list[Verdict]:
     return out
 
 
+def unknown_step(e: Evidence, p: Seen) -> str:
+    """What would explain the time of ``p`` that nothing read accounts for."""
+    if p.known("queue") and p.known("prefill"):  # it says what it can: what is left, its metrics do not tell
+        return e.profile("what runs, and what stands still, outside prefill and decode")
+    step = f"let the engine publish its metrics ({e.flag('metrics') or 'a /metrics page'})"
+    if e.flag("request_metrics"):
+        step += f", or its stages per request ({e.flag('request_metrics')})"
+    return step
+
+
 def unexplained(e: Evidence) -> list[Verdict]:
     worst = max(e.plain or e.points, key=lambda p: p.share["unknown"], default=None)
     if worst is None or worst.share["unknown"] < 0.15:
         return []
-    if worst.known("queue") and worst.known("prefill"):  # it says what it can: what is left, its metrics do not tell
-        step = e.profile("what runs, and what stands still, outside prefill and decode")
-    else:
-        step = f"let the engine publish its metrics ({e.flag('metrics') or 'a /metrics page'})"
-        if e.flag("request_metrics"):
-            step += f", or its stages per request ({e.flag('request_metrics')})"
+    step = unknown_step(e, worst)
     claim = f"At {worst.name} {percent(worst.share['unknown'])} of the requests' time is not explained by anything seen"
     return [Verdict("unexplained", claim, "undecided", worst.share["unknown"], where=worst.name, how="unknown",
                     next_step=step, point=worst.number)]  # fmt: skip

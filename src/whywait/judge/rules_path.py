@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whywait.judge.evidence import Evidence, Seen
-from whywait.judge.verdict import Verdict
+from whywait.judge.verdict import MATTERS, Verdict
 from whywait.units import ms, percent
 
 PRESENT = 0.05  # of the requests' time
+UNSEEN = 0.1  # cores: an engine that is not read, or a proxy in its place
+TOKENISE_MS = 0.1  # a token of the prompt, by slow tokenisers: what a frontend may take of a constant cost
 TIGHT = 1.5  # median over 5th percentile of a cost that is the same for every request
 ENOUGH = 5  # requests
 FLOOR_MS = 20.0  # a constant cost below this is what any stack takes
+WITH_FIRST = 0.3  # of the requests, whose first token came with others
 TOGETHER = 0.5  # of the chunks in one read with the one before
 LATE = 0.5  # of the coalesced reads, while our own loop was late
-LAG_MS = 5.0, 60.0  # our own loop read this late: median, p99 (which must exceed the usual gap between tokens too)
+LAG_MS = 2.5, 60.0  # our own loop read this late: median, p99 (which must exceed the usual gap between tokens too)
 STARVED = 0.5  # of the time our own loop wanted a core
 
 
@@ -41,10 +44,12 @@ def client(e: Evidence, p: Seen) -> list[Verdict]:
         facts.append(f"it read {ms(e.lag_ms[0])} (median) and {ms(e.lag_ms[1])} (p99) after data had come")
     if s.together:
         facts.append(f"{percent(s.together)} of the chunks came in one read with the one before")
-    late = p.share["client"]
+    late = p.share["client"] if _own_lag(p) else 0.0
     if not (late >= 0.1 or (starved and (slow or bunched))):
         return []
-    share = min(max(late, s.together or 0.0, (p.client_lost or 0.0) if starved else 0.0), 1.0)
+    # What it read late, of the usual gap; but what was sent late, or stuck together, is at least its doing.
+    behind = min((p.client_lost or 0.0), lag[0] / gap if gap else 1.0) if starved else 0.0
+    share = min(max(late, s.together or 0.0, behind, MATTERS), 1.0)
     if late >= 0.1:
         facts.append(f"requests were sent {ms(p.mean_ms['client'])} after they were due")
     return [Verdict("the client itself", f"At {p.name} this client is short of CPU: what it saw is its own delay too",
@@ -52,6 +57,13 @@ def client(e: Evidence, p: Seen) -> list[Verdict]:
                     lever="give whywait cores of its own, lower the load, or more --processes",
                     gain="the figures become the service's own", cost="another core for the client",
                     next_step="run the client on an idle machine or core and repeat")]  # fmt: skip
+
+
+def _own_lag(p: Seen) -> bool:
+    """Whether late sends are this client's doing: a cap on the requests in flight was asked for."""
+    o = p.summary.get("offered") or {}
+    own, limit = o.get("client_lag_ms"), o.get("lag_limit_ms")
+    return own is None or limit is None or own > limit
 
 
 def buffering(e: Evidence, p: Seen) -> list[Verdict]:
@@ -62,6 +74,13 @@ def buffering(e: Evidence, p: Seen) -> list[Verdict]:
     held = p.causes.get("decode", {}).get("buffering", 0.0) * p.share["decode"]
     together = s.together >= TOGETHER and s.bursts <= 0.5 * s.chunks
     if not together or ((e.late_reads or 0.0) >= LATE and s.together < 0.8):
+        return []
+    # Accepted drafts come together too, but the first token, which the prefill makes, comes alone.
+    drafted = 0.0
+    if p.draft is not None and p.draft.rounds:
+        drafted = p.draft.accepted / (p.draft.accepted + p.draft.rounds)
+    alone = not held and s.with_first is not None and s.with_first < WITH_FIRST
+    if alone and s.together <= drafted + 0.1:
         return []
     facts = [f"{percent(s.together)} of the chunks came in one read with the one before: {s.bursts:.0f} reads for "
              f"{s.chunks:.0f} chunks of a request"]  # fmt: skip
@@ -74,6 +93,10 @@ def buffering(e: Evidence, p: Seen) -> list[Verdict]:
     if e.lag_ms is not None:
         facts.append(f"this client was in time: it read {ms(e.lag_ms[1])} late at p99")
     share = max(held, (s.first_share or 0.0) * s.together * _decoding(p), PRESENT)
+    if alone and p.draft is None and not e.paged:
+        claim = f"At {p.name} tokens arrive together, though the first comes alone: a path that holds them, or drafts"
+        return [Verdict("buffering proxy", claim, "undecided", share, where=p.name, evidence=tuple(facts),
+                        next_step="measure the engine's own address, past the proxy", point=p.number)]  # fmt: skip
     return [
         Verdict(
             "buffering proxy",
@@ -133,6 +156,11 @@ def _hidden(e: Evidence, p: Seen, low: float) -> list[Verdict]:
             f"the engine's serving threads used CPU for {percent(busy)} of that time: it did nothing meanwhile"
         )
     found = _latency(p, low / p.total_ms, "inferred", facts)
+    unseen = p.cpu.run is None or p.cpu.run < UNSEEN
+    if unseen and e.machine.get("engine_is_local") is not None and low < TOKENISE_MS * (p.work.prompt or 0.0):
+        return [replace(found, state="undecided", claim=f"At {p.name} {ms(low)} pass outside queue and prefill: the "
+                        "path, or the engine's own reading of long prompts, whose CPU time was not seen",
+                        next_step="send short prompts: if that time stays it is the path")]  # fmt: skip
     if p.starved >= 0.3:
         return [replace(found, state="undecided", claim=f"At {p.name} {ms(low)} pass outside queue and prefill; on a "
                         "starved host that may be the path or the engine's frontend",

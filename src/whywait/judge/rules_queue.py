@@ -48,7 +48,7 @@ def outrun(p: Seen) -> bool:
     waiting, pending, ttft = p.gauges.get("waiting"), p.work.pending, p.work.ttft_growth
     by_stamps = pending is not None and pending[1] - pending[0] > 2 * GROWS and pending[1] > GROWS_BY * pending[0]
     by_gauge = waiting is not None and (waiting.growth or 0.0) > GROWS
-    slower = ttft is None or ttft[1] > GROWS_BY * ttft[0]
+    slower = ttft is not None and ttft[1] > GROWS_BY * ttft[0]
     return (by_stamps and slower) or (by_gauge and pending is None) or (by_gauge and by_stamps)
 
 
@@ -112,7 +112,8 @@ def _kv(e: Evidence, p: Seen) -> Verdict | None:
     """Space for keys and values: requests pushed out of work, or waiting while it is full and places are free."""
     running, waiting, kv = p.gauges["running"], p.gauges["waiting"], p.gauges["kv_use"]
     limit = e.engine.get("slots")
-    below = running is not None and (limit is None or running.mean < 0.9 * limit)
+    # Where the limit was not told, a number in work that never varies is one; full space makes it go up and down.
+    below = running is not None and running.mean < 0.9 * (limit or running.high)
     full = kv is not None and kv.high >= KV_FULL
     blocked = full and below and waiting is not None and waiting.mean >= 0.5
     if not (_pushed(p) or (blocked and kv is not None and kv.mean >= 0.6)):

@@ -11,6 +11,7 @@ from whywait.units import ms, percent
 PREFILL = 0.25  # of the requests' time from which prefill is named
 NEIGHBOUR = 0.05
 BIG = 0.4  # of the computed prompt tokens in prompts far above the median: the neighbours are of another kind
+MEETS = 0.3  # a modelled step may differ from the measured by this share of it
 POOR = 0.3  # share of draft tokens accepted below which speculation costs more than it gives
 BETWEEN = (0.4, 0.6)  # parts of a step that show neither
 
@@ -264,7 +265,7 @@ def _named(e: Evidence, base: Verdict, kind: str, size: float, facts: tuple[str,
 def _by_model(e: Evidence, p: Seen) -> Verdict | None:
     """By the roofline of this model and machine, where it meets the step that was measured."""
     found = p.summary.get("decode_step")
-    if not found or (found.get("error") is not None and abs(found["error"]) > 0.3):
+    if not found or (found.get("error") is not None and abs(found["error"]) > MEETS):
         return None
     shares = {k: float(v or 0.0) for k, v in found["shares"].items()}
     top = max((WEIGHTS, KV, COMPUTE), key=lambda k: shares.get(k, 0.0))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ from urllib.parse import urlsplit
 from whywait import __version__
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError
 from whywait.net.dialect import PATHS
-from whywait.net.reach import Proxy, Reach, is_loopback, open_page, proxy_for, split_unix
+from whywait.net.reach import Proxy, Reach, hung_up_after, is_loopback, open_page, proxy_for, split_unix
 
 USER_AGENT = f"whywait/{__version__}"
 PORTS = {"http": 80, "https": 443}
@@ -214,13 +212,11 @@ def _call(
     headers = {name: value for name, value in headers.items() if name != "Accept"} | {"Accept": "*/*"}
     if body is not None:
         headers["Content-Type"] = "application/json"
-    late = threading.Timer(timeout_s * 1.5, _hang_up, [conn])  # a byte now and then must not keep us for ever
-    late.daemon = True
-    late.start()
     try:
-        conn.request(method, target, body=body, headers=headers)
-        answer = conn.getresponse()
-        data = answer.read(8 << 20)
+        with hung_up_after(conn, timeout_s * 1.5):
+            conn.request(method, target, body=body, headers=headers)
+            answer = conn.getresponse()
+            data = answer.read(8 << 20)
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data
     except ssl.SSLError as exc:
         hint = "is it http:// rather than https://?" if "WRONG_VERSION" in str(exc) else "check the certificate"
@@ -235,13 +231,7 @@ def _call(
     except OSError as exc:
         raise Unreachable(f"{endpoint.netloc}: {exc.strerror or exc}", "check the URL and the network") from None
     finally:
-        late.cancel()
         conn.close()
-
-
-def _hang_up(conn: http.client.HTTPConnection) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        conn.sock.shutdown(socket.SHUT_RDWR)
 
 
 def raise_for(status: int, what: str, message: str = "") -> None:

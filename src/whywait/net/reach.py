@@ -7,6 +7,7 @@ proxy or a private CA is behind it for all of them. Secrets (header values, a pr
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import ipaddress
 import json
@@ -14,7 +15,9 @@ import os
 import re
 import socket
 import ssl
+import threading
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -196,6 +199,23 @@ def clean_url(url: str) -> str:
     """``url`` as it may be shown: without what stands before an @."""
     head, at, rest = url.rpartition("@")
     return f"{head.partition('://')[0]}://…@{rest}" if at else url
+
+
+@contextlib.contextmanager
+def hung_up_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+    """Cut the connection off then: a timeout is for each read, and a byte now and then must not keep us for ever."""
+    late = threading.Timer(seconds, _hang_up, [connection])
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Opened(NamedTuple):

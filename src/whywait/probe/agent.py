@@ -13,8 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
-
 import orjson
 
 from whywait import __version__
@@ -126,7 +124,9 @@ class AgentPage:
             if len(said["rows"]) > MOST_ROWS:
                 raise ValueError
             # null is what was not known there, and stays so here
-            rows = [(str(name), self._with(of, labels), float(v)) for of, name, labels, v in said["rows"] if v is not None]
+            rows = [
+                (str(name), self._with(of, labels), float(v)) for of, name, labels, v in said["rows"] if v is not None
+            ]
             offset = int(said["unix_ns"]) - (before + after) // 2
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self.why = "not an agent"

@@ -44,6 +44,8 @@ class Neighbours:
         self._used: dict[str, float] = {}
         self._ticks: dict[int, tuple[str, int]] = {}
         self._named: dict[int, float] = {}
+        self._before: tuple[dict[int, float], dict[str, float]] | None = None
+        self._there = self._others = 0.0  # of the engine's cores: busy, and what of it was others'
 
     def sample(self, now_s: float) -> list[Row]:
         """Rows at ``now_s``, at most once a second; [] in between."""
@@ -79,14 +81,23 @@ class Neighbours:
         self, cpus: frozenset[int], groups: Mapping[str, Member], used: Mapping[str, float], busy: Mapping[int, float]
     ) -> list[Row]:
         """Where a group may run on some of these cores and on others, all of its time is taken to be here: what is left
-        for others is then the least they used."""
-        there = sum(busy.get(c, 0.0) for c in cpus)
-        ours = sum(seconds for name, seconds in used.items() if not groups[name].cpus or groups[name].cpus & cpus)
+        for others is then the least they used. Only what grew since the last look is added, by the cores as they are
+        now: a set of cores that changes brings no busy time of the past with it."""
+        here = {c: busy.get(c, 0.0) for c in cpus}
         mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
-        ours += time.process_time() if cpus & mine else 0.0
+        ours = {name: seconds for name, seconds in used.items() if not groups[name].cpus or groups[name].cpus & cpus}
+        if cpus & mine:
+            ours[""] = time.process_time()
+        before, self._before = self._before, (dict(busy), {**used, "": time.process_time()})
+        if before is None:
+            self._there = sum(here.values())
+        else:
+            grown = sum(now - before[0].get(c, now) for c, now in here.items())
+            self._there += grown
+            self._others += grown - sum(now - before[1].get(name, 0.0) for name, now in ours.items())
         return [
-            ("engine_cores_busy_seconds_total", None, there),
-            self._rising("engine_cores_other_seconds_total", there - ours),
+            ("engine_cores_busy_seconds_total", None, self._there),
+            self._rising("engine_cores_other_seconds_total", self._others),
         ]
 
     def _rising(self, name: str, value: float) -> Row:

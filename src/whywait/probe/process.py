@@ -64,6 +64,7 @@ class Group:
         self.cpus: frozenset[int] = frozenset()  # cores that any of its threads may run on
         self._switches: dict[tuple[int, int], tuple[int, int]] = {}
         self._waited: dict[int, int] = {}
+        self._gone_cpu_s, self._gone_faults, self._gone_waited = 0.0, 0, 0  # of processes that have ended
         self._switched = [0, 0]
         self._last_s: float | None = None
         self._slow_at = float("-inf")
@@ -110,6 +111,7 @@ class Group:
         except OSError:
             return
         self._parents = {p: parent for p, parent in self._parents.items() if p in pids}
+        self._add_up_the_ended(pids)
         for pid in pids - self._parents.keys():
             stat = _stat(self.proc, pid)
             if stat is not None:
@@ -129,6 +131,14 @@ class Group:
             stat = _stat(self.proc, pid)
             if stat is not None:
                 self._members[pid] = stat.started
+
+    def _add_up_the_ended(self, alive: set[int]) -> None:
+        """Children may come and go for weeks: of those that ended only the sums are kept."""
+        for key in [k for k in self._cpu if k[0] not in alive]:
+            self._gone_cpu_s += self._cpu.pop(key)
+            self._gone_faults += self._faults.pop(key)
+        for pid in [p for p in self._waited if p not in alive]:
+            self._gone_waited += self._waited.pop(pid)
 
     def _look_at_threads(self, stats: dict[int, _Stat], now_s: float) -> float | None:
         """Add up run-queue wait; the share of a core that the busiest thread has used since the last look."""
@@ -164,13 +174,14 @@ class Group:
             self._cpu[pid, s.started] = s.cpu_s
             self._faults[pid, s.started] = s.major_faults
         rows: list[Row] = [
-            ("cpu_seconds_total", None, sum(self._cpu.values())),
-            ("major_faults_total", None, float(sum(self._faults.values()))),
+            ("cpu_seconds_total", None, self._gone_cpu_s + sum(self._cpu.values())),
+            ("major_faults_total", None, float(self._gone_faults + sum(self._faults.values()))),
             ("processes", None, float(len(stats))),
             ("threads", None, float(sum(s.threads for s in stats.values()))),
         ]
-        if self._waited:
-            rows.append(("run_queue_wait_seconds_total", None, sum(self._waited.values()) / 1e9))
+        if self._waited or self._gone_waited:
+            waited = self._gone_waited + sum(self._waited.values())
+            rows.append(("run_queue_wait_seconds_total", None, waited / 1e9))
         for pid, s in stats.items():
             labels = label_json({"pid": str(pid), "process": s.comm})
             rows.append(("process_cpu_seconds_total", labels, s.cpu_s))

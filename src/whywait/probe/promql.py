@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from whywait import __version__
 from whywait.engines import tables
 from whywait.engines.table import EngineTable
 from whywait.errors import NotAnEndpoint, Unauthorized, Unreachable, UsageError
-from whywait.net.reach import Reach, open_page
+from whywait.net.reach import Reach, hung_up_after, open_page
 from whywait.probe import Row
 from whywait.probe.prometheus import finish, label_json, targets_of
 from whywait.units import NS_PER_S
@@ -53,6 +54,8 @@ class Prometheus:
         among = "|".join(f"{_quoted(p)}.+" for p in prefixes)
         params = {"match[]": self.selector(among), "start": _time(start_unix_s), "end": _time(end_unix_s)}
         names = self.ask("label/__name__/values", params, method="GET")
+        if not isinstance(names, list):
+            raise NotAnEndpoint(f"{self.url} does not answer a list of names", "is it a Prometheus?")
         found = {t.name: t for n in names for p, t in prefixes.items() if str(n).startswith(p)}
         if len(found) == 1:
             return next(iter(found.values()))
@@ -76,13 +79,13 @@ class Prometheus:
         found = self._samples(self.selector(names), span_unix_ns)
         rows = _Rows(table, zero_unix_ns)
         for series in found:
-            rows.add(series["metric"], series["values"])
+            rows.add(*series)
         up = "up" + (f"{{{self.match}}}" if self.match else "")
         for series in self._samples(up, span_unix_ns):
-            rows.up(series["metric"], series["values"])
+            rows.up(*series)
         return rows.out()
 
-    def _samples(self, selector: str, span: tuple[int, int]) -> list[dict[str, Any]]:
+    def _samples(self, selector: str, span: tuple[int, int]) -> list[_Series]:
         start, end = span[0] / NS_PER_S, span[1] / NS_PER_S
         if end - start <= RAW_S:
             params = {"query": f"{selector}[{math.ceil(end - start)}s]", "time": _time(end)}
@@ -109,10 +112,14 @@ class Prometheus:
         body = None
         if method == "POST":
             body, headers["Content-Type"] = form, "application/x-www-form-urlencoded"
+        end = time.monotonic() + TIMEOUT_S
         try:
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            status, raw = response.status, response.read(MAX_BYTES + 1)
+            with hung_up_after(connection, TIMEOUT_S):
+                connection.request(method, target, body, headers)
+                response = connection.getresponse()
+                status, raw = response.status, response.read(MAX_BYTES + 1)
+            if time.monotonic() >= end:
+                raise TimeoutError(f"no whole answer in {TIMEOUT_S:g} s")
         except (OSError, http.client.HTTPException) as exc:
             raise Unreachable(f"{self.url}: {exc or type(exc).__name__}", "is that the Prometheus's URL?") from None
         finally:
@@ -124,6 +131,10 @@ class Prometheus:
         if status in (401, 403):
             raise Unauthorized(f"{self.url} answers {status}", "give --prometheus-token-env or --prometheus-token-file")
         return _data(raw, status, self.url)
+
+
+#: Labels, and samples as (Unix time in ns, value).
+_Series = tuple[dict[str, str], list[tuple[int, float]]]
 
 
 class _Refused(UsageError):
@@ -138,7 +149,7 @@ class _Rows:
         self._at: dict[tuple[str, str], dict[int, tuple[list[Row], list[Row]]]] = {}
         self._up: dict[tuple[str, str], list[tuple[int, float]]] = {}
 
-    def add(self, metric: Mapping[str, str], values: list[Any]) -> None:
+    def add(self, metric: Mapping[str, str], values: list[tuple[int, float]]) -> None:
         labels = {k: v for k, v in metric.items() if k not in ("__name__", "job")}
         kept = targets_of(metric.get("__name__", ""), labels, self._table)
         if not kept:
@@ -149,19 +160,19 @@ class _Rows:
             for target in kept:
                 (old if target.old else rows).extend(target.rows(value))
 
-    def up(self, metric: Mapping[str, str], values: list[Any]) -> None:
+    def up(self, metric: Mapping[str, str], values: list[tuple[int, float]]) -> None:
         self._up[metric.get("job", ""), metric.get("instance", "")] = list(self._points(values))
 
-    def _points(self, values: list[Any]) -> Iterator[tuple[int, float]]:
-        for t, text in values:
-            yield round(float(t) * 1000) * 1_000_000 - self._zero, float(text)  # it counts in whole milliseconds
+    def _points(self, values: list[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+        for t, value in values:
+            yield t - self._zero, value
 
     def out(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for i, (replica, scrapes) in enumerate(sorted(self._at.items())):
             source, up = f"promql/{i}", dict(self._up.get(replica, ()))
             answers, named = up or dict.fromkeys(scrapes, 1.0), label_json({"instance": replica[1]})
-            mine: list[tuple[int, Row]] = [(t, ("answered", named, 1.0 if v else 0.0)) for t, v in answers.items()]
+            mine: list[tuple[int, Row]] = [(t, ("answered", named, 1.0 if v == 1 else 0.0)) for t, v in answers.items()]
             for t, (rows, old) in scrapes.items():
                 mine += [(t, row) for row in finish(rows, old, self._table)]
             mine.sort(key=lambda pair: pair[0])
@@ -216,8 +227,18 @@ def _data(raw: bytes, status: int, url: str) -> Any:
     raise _Refused(f"{url} refuses the query: {said}", "check --prometheus-match")
 
 
-def _matrix(data: Any, url: str) -> list[dict[str, Any]]:
-    if not isinstance(data, dict) or data.get("resultType") != "matrix":
-        raise NotAnEndpoint(f"{url} does not answer a matrix", "is it a Prometheus?")
-    found: list[dict[str, Any]] = data["result"]
-    return found
+def _matrix(data: Any, url: str) -> list[_Series]:
+    """Its series; those without plain samples (native histograms) are left out."""
+    try:
+        if data["resultType"] != "matrix":
+            raise ValueError
+        plain = [s for s in data["result"] if "values" in s]
+        return [({str(k): str(v) for k, v in s["metric"].items()}, [_sample(*pair) for pair in s["values"]])
+                for s in plain]  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        raise NotAnEndpoint(f"{url} does not answer a matrix", "is it a Prometheus?") from None
+
+
+def _sample(at: Any, text: Any) -> tuple[int, float]:
+    """Unix time in ns (it counts in whole milliseconds), value."""
+    return round(float(at) * 1000) * 1_000_000, float(text)

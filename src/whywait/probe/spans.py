@@ -90,7 +90,12 @@ def figures(span: Span) -> tuple[dict[str, float], str | None]:
     out: dict[str, float] = {}
     for name, value in span.attributes.items():
         ours = ATTRIBUTES.get(name)
-        if ours is not None and isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value * ours[1] < _MOST_MS:
+        if (
+            ours is not None
+            and isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and 0 <= value * ours[1] < _MOST_MS
+        ):
             out[ours[0]] = float(value) * ours[1]
     stage = STAGES.get(span.name)
     if stage is not None and span.length_ns is not None and 0 <= span.length_ns / 1e6 < _MOST_MS:

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from whywait import exam_score
 from whywait.errors import EXIT_OK, EXIT_SERVICE, GateFailed, UsageError
 from whywait.lab.exam import ENGINES, Case, cases
 
@@ -18,8 +19,6 @@ def exam(args: argparse.Namespace) -> int:
         return _record(args, chosen, Path(args.out or folder))
     if args.action == "keep":
         return _keep(args, chosen, folder)
-    from whywait import exam_score
-
     if args.list:
         print(exam_score.listing(chosen, folder))
         return EXIT_OK
@@ -28,8 +27,7 @@ def exam(args: argparse.Namespace) -> int:
     if not marked:
         raise UsageError(f"none of these cases is recorded in {folder}", "whywait exam record")
     if args.page:
-        page = Path(args.page)
-        page.write_text(exam_score.into_page(page.read_text(encoding="utf-8"), exam_score.markdown(marked)), "utf-8")
+        _write_page(Path(args.page), exam_score.markdown(marked))
     if args.json:
         json.dump(exam_score.as_dict(marked), sys.stdout, indent=2, allow_nan=False)
         print()
@@ -39,6 +37,14 @@ def exam(args: argparse.Namespace) -> int:
     if wrong:
         raise GateFailed(f"{len(wrong)} confident and wrong: {', '.join(wrong)}", "whywait show RUNS/CASE")
     return EXIT_OK
+
+
+def _write_page(page: Path, part: str) -> None:
+    try:
+        page.write_text(exam_score.into_page(page.read_text(encoding="utf-8"), part), "utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise UsageError(f"--page {page}: {why}", "give a page that is there and has the two markers") from None
 
 
 def _record(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.live import Live
 
 from whywait import app, observing
-from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.report import text
 from whywait.report.watch import view
 from whywait.session import stderr
@@ -41,7 +41,8 @@ def watch(args: argparse.Namespace) -> int:
         stderr(f"run kept in {kept.directory}: whywait show {kept.directory}")
     if result is None:
         stderr("whywait: ended before a window was whole")
-    if args.strict and not (result and any(v.state == "holds" for v in result.verdicts)):
+        return EXIT_INTERRUPTED
+    if args.strict and not any(v.state == "holds" for v in result.verdicts):
         return EXIT_UNDECIDED
     return EXIT_OK
 
