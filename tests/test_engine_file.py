@@ -91,6 +91,10 @@ def test_fields_of_an_answer_are_read_by_the_tables(example: Path) -> None:
         (LEAST + 'owned_by = "a"', "owned_by must be a list", ""),
         (LEAST + 'metrics_path = "m"', "must begin with /", ""),
         (LEAST + "ignore_eos = 1", "ignore_eos must be", ""),
+        (LEAST + '[metrics]\n\'x_a"} or up{\' = "running"', "cannot be the name of a metric", "digits"),
+        ('name = "x"\nmetric_prefixes = ["x y"]', "cannot be the name of a metric", "digits"),
+        (LEAST + '[metrics]\nx_a = {name = "running", scale = inf}', "scale must be a number above 0", ""),
+        (LEAST + "flags = " + "[" * 9_000, "is not TOML", ""),
     ],
 )
 def test_what_is_not_understood_is_refused(text: str, said: str, hint: str, tmp_path: Path) -> None:

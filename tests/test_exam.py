@@ -24,6 +24,7 @@ from whywait.lab.exam_model import SIZES, write_model
 from whywait.lab.faults import FAULTS
 from whywait.lab.state import Engine
 from whywait.load.stub import StubProcess
+from whywait.verbs import exam as verb
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, PAGE = ROOT / "exam", ROOT / "docs" / "exam.md"
@@ -118,6 +119,11 @@ def test_the_page_keeps_what_was_written_by_hand() -> None:
     assert exam_score.into_page(page, "new\n") == page.replace("old", "new")
     with pytest.raises(UsageError, match="no <!--"):
         exam_score.into_page("no marks", "new")
+
+
+def test_a_page_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        verb._write_page(tmp_path / "none.md", "x")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The machine and its processes, on made-up /proc and /sys trees and on the real one."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -146,10 +147,14 @@ def test_group_follows_children_and_keeps_what_the_dead_used(tmp_path: Path) -> 
     assert got["processes"] == 2
     assert got["cpu_seconds_total"] == pytest.approx(45 * tick)
 
+    shutil.rmtree(tmp_path / "proc/12")
+    assert values(group.sample(2.6))["cpu_seconds_total"] == pytest.approx(45 * tick)
+    assert not [pid for pid, _ in group._cpu if pid == 12]  # its sum is kept, and nothing else of it
+
     write(tmp_path, process(10, 1, start=777, ticks=500))  # the number comes back as a stranger
-    assert values(group.sample(3.0))["cpu_seconds_total"] == pytest.approx(45 * tick)
+    assert values(group.sample(3.7))["cpu_seconds_total"] == pytest.approx(45 * tick)
     group.add([99])
-    assert values(group.sample(4.5))["processes"] == 3
+    assert values(group.sample(4.9))["processes"] == 3
 
 
 def test_a_client_is_not_charged_for_the_engine_it_started(tmp_path: Path) -> None:

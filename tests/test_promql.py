@@ -1,5 +1,8 @@
 """Readings from a Prometheus: an imitation of its API holds what is known, and the same comes out under our names."""
 
+import contextlib
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 from tests.metrics_pages import FakePrometheus, serving, vllm_page
 from whywait.analyze.counters import delta, gauge, histogram, quantile
 from whywait.cli import main
+from whywait.core import secrets
 from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.engines import ENGINES
@@ -104,6 +108,60 @@ def test_its_words_and_its_silence() -> None:
     assert "geheim" not in repr(Prometheus("http://x", token="geheim-1"))
 
 
+@pytest.mark.parametrize(
+    "data",
+    ["null", "[]", "5", '{"resultType":"vector","result":[]}', '{"resultType":"matrix"}',
+     '{"resultType":"matrix","result":[5]}', '{"resultType":"matrix","result":[{"values":[[1,"2"]]}]}',
+     '{"resultType":"matrix","result":[{"metric":{},"values":[[1]]}]}',
+     '{"resultType":"matrix","result":[{"metric":{},"values":[["x","2"]]}]}',
+     '{"resultType":"matrix","result":[{"metric":[],"values":[[1,null]]}]}'],
+)  # fmt: skip
+def test_answers_of_wrong_types_are_no_prometheus(data: str) -> None:
+    answer = b'{"status":"success","data":%s}' % data.encode()
+    with serving(lambda *_: (200, "application/json", answer)) as url, pytest.raises(NotAnEndpoint):
+        Prometheus(url).readings(ENGINES["vllm"], (0, S), 0)
+    if data != "[]":
+        with serving(lambda *_: (200, "application/json", answer)) as url, pytest.raises(NotAnEndpoint):
+            Prometheus(url).table(0, 1)
+
+
+def test_native_histograms_are_passed_over() -> None:
+    series = '{"metric":{"__name__":"x","job":"j"},"histograms":[[1,{"count":"1"}]]}'
+    answer = b'{"status":"success","data":{"resultType":"matrix","result":[%s]}}' % series.encode()
+    with serving(lambda *_: (200, "application/json", answer)) as url:
+        assert Prometheus(url).readings(ENGINES["vllm"], (0, S), 0) == []
+
+
+def test_a_trickling_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whywait.probe.promql.TIMEOUT_S", 0.4)
+    stop = threading.Event()
+
+    def trickle(listening: socket.socket) -> None:
+        with listening.accept()[0] as sock, contextlib.suppress(OSError):
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while not stop.wait(0.1):
+                sock.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=trickle, args=(listening,))
+        thread.start()
+        try:
+            with pytest.raises(Unreachable, match="no whole answer"):
+                Prometheus(f"http://127.0.0.1:{listening.getsockname()[1]}").table(0, 1)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_token_that_a_label_repeats_is_not_kept() -> None:
+    secrets.hide("geheim-9")
+    pages = {"geheim-9:8000": [(T0 + k, vllm_page(1, 0, k)) for k in range(5)]}
+    with serving(FakePrometheus(pages)) as url:
+        rows = Prometheus(url).readings(ENGINES["vllm"], (round(T0) * S, round(T0 + 9) * S), 0)
+    assert rows
+    assert "geheim" not in str(rows)
+
+
 def test_names_asked_for_are_all_that_readings_are_made_of() -> None:
     names = native_names(ENGINES["vllm"])
     assert "vllm:num_requests_running" in names
@@ -157,6 +215,10 @@ def test_the_past_is_judged_without_load(tmp_path: Path, capsys: pytest.CaptureF
         (["--last", "1h"], "--last reads the past from --prometheus"),
         (["http://127.0.0.1:9", "--prometheus", "http://127.0.0.1:9", "--last", "1h"], "leave the URL out"),
         (["--prometheus", "127.0.0.1:9", "--last", "1h"], "is not a URL"),
+        (["--prometheus", "http://h:port", "--last", "1h"], "is not a URL"),
+        (["--prometheus", "http://[::1", "--last", "1h"], "is not a URL"),
+        (["--prometheus", "http://", "--last", "1h"], "is not a URL"),
+        (["--prometheus", "http://me:geheim@h:9", "--last", "1h"], "must not carry a password"),
         (["--prometheus-match", 'a="b"', "--last", "1h"], "need --prometheus"),
         (["--prometheus", "http://127.0.0.1:9", "--prometheus-token-env", "NO_SUCH", "--last", "1h"], "holds no token"),
         (["--prometheus", "http://127.0.0.1:9", "--prometheus-match", "x", "--last", "1h"], "is not a selector"),
@@ -164,7 +226,9 @@ def test_the_past_is_judged_without_load(tmp_path: Path, capsys: pytest.CaptureF
 )
 def test_flags_that_make_no_sense(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", *flags]) == 2
-    assert said in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert said in err
+    assert "geheim" not in err
 
 
 def test_a_run_reads_the_engine_from_a_prometheus(tmp_path: Path) -> None:

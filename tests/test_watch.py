@@ -109,6 +109,7 @@ def test_several_replicas_and_the_key(capsys: pytest.CaptureFixture[str], monkey
         (["URL", "--hz", "50"], 2, "would cost the service"),
         (["URL", "--window", "1s"], 2, "at least 3 looks"),
         (["URL", "--metrics-url", "nothing"], 2, "is not a URL"),
+        (["URL", "--metrics-url", "http://h:port/"], 2, "is not a URL"),
         (["URL", "--metrics-url", "URL/none"], 2, "does not answer (HTTP 404)"),
         (["URL", "--metrics-url", "URL/v1/models"], 2, "no engine whywait knows"),
         (["URL", "--metrics-url", "URL/metrics", "--prometheus", "http://127.0.0.1:9"], 2, "count everything twice"),
@@ -181,6 +182,38 @@ def test_only_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
     assert point["requests_per_s"] == pytest.approx(2, rel=0.2)
     assert {r["instance"] for r in point["passive"]["replicas"]} == {"a:8000", "b:8000"}
     assert all('job="svc"' in form.get("query", form.get("match[]", "")) for _, form in fake.asked)
+
+
+def test_a_prometheus_that_goes_away_is_a_doubt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    fake = FakePrometheus({"a:8000": [(now + k, vllm_page(2, 0, max(0, k + 60))) for k in range(-60, 60)]})
+    left = iter(range(6))  # the name of the engine, then a look or two
+
+    def fading(path: str, form: dict[str, str], headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+        return fake(path, form, headers) if next(left, None) is not None else (503, "text/plain", b"gone")
+
+    out = tmp_path / "run"
+    with serving(fading) as url:
+        flags = ["--prometheus", url, "--json", "--window", "1s", "--for", "5s", "--out", str(out)]
+        assert main(["watch", *flags]) == 0
+    windows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(windows) == 5  # it went on
+    assert windows[0]["points"][0]["passive"]["in_flight"] == 2
+    lost = "the Prometheus did not answer all the time"
+    assert [sum(d["what"] == lost for d in w["doubts"]) for w in (windows[0], windows[-1])] == [0, 1]
+    assert lost in {d["what"] for d in Run.load(out).manifest.doubts}
+
+
+def test_ended_before_the_first_window_is_no_success(tmp_path: Path) -> None:
+    with engine(queueing) as url:
+        command = [sys.executable, "-m", "whywait", "watch", url, "--once", "--json", "--window", "60s", *FAST]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        assert b"watching" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert b"before a window was whole" in err
 
 
 def test_an_engine_of_the_users_own(

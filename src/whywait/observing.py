@@ -93,6 +93,7 @@ def past(
         engine={"name": table.name}, slo=slo, journey={"verb": "past", "seconds": seconds, "match": source.match},
         doubts=[OUTSIDE],
     )  # fmt: skip
+    manifest = Manifest(**secrets.cleaned(dataclasses.asdict(manifest)))
     run = with_points(
         _bare(manifest, readings), (0, end - start), max(SHORTEST_S, SCRAPES * scrape_ns(readings) / NS_PER_S)
     )

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+
 import orjson
 
 from whywait import __version__

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import orjson
 
 from whywait import __version__
+from whywait.core.secrets import clean
 from whywait.engines import tables
 from whywait.engines.table import EngineTable
 from whywait.errors import NotAnEndpoint, Unauthorized, Unreachable, UsageError
@@ -233,7 +234,7 @@ def _matrix(data: Any, url: str) -> list[_Series]:
         if data["resultType"] != "matrix":
             raise ValueError
         plain = [s for s in data["result"] if "values" in s]
-        return [({str(k): str(v) for k, v in s["metric"].items()}, [_sample(*pair) for pair in s["values"]])
+        return [({str(k): clean(str(v)) for k, v in s["metric"].items()}, [_sample(*pair) for pair in s["values"]])
                 for s in plain]  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise NotAnEndpoint(f"{url} does not answer a matrix", "is it a Prometheus?") from None

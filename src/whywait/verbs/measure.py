@@ -70,12 +70,7 @@ def diagnose(args: argparse.Namespace) -> int:
         stderr(f"diagnosing {options.url} for about {budget:.0f} s")
         result = app.diagnose(options, budget, watch=live.watcher(), engine=engine)
         live.done()
-        report = Path(args.report) if args.report else result.directory / "report.html"
-        try:
-            return _finish(args, result, gates)
-        finally:  # also when a gate failed
-            app.write_report(result, report)
-            stderr(f"report: {report}")
+        return _finish_with_report(args, result, gates)
 
 
 def past(args: argparse.Namespace, gates: list[Gate]) -> int:
@@ -86,11 +81,18 @@ def past(args: argparse.Namespace, gates: list[Gate]) -> int:
         raise UsageError("--last reads the past from --prometheus, and from nothing else", "leave the URL out")
     seconds = duration(args.last, "--last")
     result = observing.past(source, seconds, slo(args.slo), args.out, _command(args))
-    code = _finish(args, result, gates, judged_only=True)
+    return _finish_with_report(args, result, gates, judged_only=True)
+
+
+def _finish_with_report(
+    args: argparse.Namespace, result: app.Result, gates: list[Gate], judged_only: bool = False
+) -> int:
     report = Path(args.report) if args.report else result.directory / "report.html"
-    app.write_report(result, report)
-    stderr(f"report: {report}")
-    return code
+    try:
+        return _finish(args, result, gates, judged_only)
+    finally:  # also when a gate failed
+        app.write_report(result, report)
+        stderr(f"report: {report}")
 
 
 def show(args: argparse.Namespace) -> int:
