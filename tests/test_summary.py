@@ -12,6 +12,7 @@ from whywait.analyze.phases import PHASES
 from whywait.analyze.summary import knee, summarize
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
+from whywait.report.text import _rows as text_rows
 
 STABLE = {
     "mode", "target", "ttft_ms", "ttfa_ms", "chunk_gap_ms", "itl_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s",
@@ -100,6 +101,25 @@ def test_histograms_stand_in_where_requests_say_nothing():
     phases = summarize(make_run(rows, readings=readings))["points"][0]["phases"]
     assert phases["queue"]["ms"] == pytest.approx(300)
     assert phases["queue"]["how"] == "derived"
+
+
+def test_the_engines_own_ttft_stands_beside_ours():
+    rows = [{"sent_ns": S, "first_ns": S + 500 * MS, "last_ns": S + 700 * MS, "end_ns": S + 700 * MS}] * 10
+    grown = {"bucket": {"0.1": 0.0, "0.25": 6.0, "0.5": 10.0, "+Inf": 10.0}, "sum": {None: 2.4}, "count": {None: 10.0}}
+    readings = [r for kind, ends in grown.items() for le, n in ends.items()
+                for r in gauge_rows(f"ttft_seconds_{kind}", [(0, 0.0), (S, 0.0), (S + 600 * MS, n), (3 * S, n)],
+                                    **({"le": le} if le else {}))]  # fmt: skip
+    run = make_run(rows, readings=readings)
+    found = summarize(run)["points"][0]["engine_ttft_ms"]
+    assert found["mean"] == pytest.approx(240)
+    assert found["ci"]["p50"] == pytest.approx([100, 250])  # a bucket is all that a histogram tells
+    assert found["ci"]["p95"] == pytest.approx([250, 500])
+    assert any(name == "  p50 by the engine itself" for name, _ in text_rows(summarize(run)))
+    told = make_run([{**r, "engine_ttft_ms": 480.0} for r in rows], readings=readings)
+    assert summarize(told)["points"][0]["engine_ttft_ms"]["p50"] == 480  # of these very requests: better than all alike
+    unknown = summarize(make_run(rows))
+    assert (unknown["points"][0]["engine_ttft_ms"]["p50"], unknown["points"][0]["engine_ttft_ms"]["n"]) == (None, 0)
+    assert not any("engine itself" in name for name, _ in text_rows(unknown))
 
 
 def test_thinking_and_answer_are_apart():

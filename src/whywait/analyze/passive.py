@@ -74,7 +74,7 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
     in_flight = None if states is None else sum(states["number"].values())
     account, doubts = _account(run, span, states, per_s, ended)
     out: dict[str, Any] = {
-        **{key: _latency(run, base, span) for key, base in LATENCIES.items()},
+        **{key: latency(run, base, span) for key, base in LATENCIES.items()},
         "output_tokens_per_s": tokens.per_s if tokens else None,
         "requests_per_s": per_s,
         "cached_share": _cached(run, span),
@@ -275,8 +275,9 @@ def _steps(run: Run, span: Span) -> dict[str, Any]:
     }
 
 
-def _latency(run: Run, base: str, span: Span) -> dict[str, Any]:
-    """As ``stats.summary``, in ms: the interval of a percentile is its bucket; the mean is exact."""
+def latency(run: Run, base: str, span: Span) -> dict[str, Any]:
+    """The engine's own histogram ``base`` over ``span``, as ``stats.summary`` in ms: the interval of a percentile is
+    its bucket; the mean is exact."""
     h = histogram(run.readings, base, span)
     out: dict[str, Any] = dict.fromkeys((*QUANTILES, "mean"))
     ci: dict[str, list[float | None]] = {name: [None, None] for name in out}

@@ -19,6 +19,7 @@ from whywait.analyze.parts import by_class, by_latency
 from whywait.analyze.phases import DECODE, PHASES, PREFILL, STALL, RequestAccount, account, point_account
 from whywait.analyze.roofline import OTHER, apportion, roofline
 from whywait.analyze.stats import Doubt, t975
+from whywait.analyze.stats import summary as of_values
 from whywait.analyze.thinking import thinking
 from whywait.analyze.trust import doubts
 from whywait.analyze.window import Window, in_flight, request_rate, starts_inside, token_bins, token_rate, window_of
@@ -48,7 +49,8 @@ def summarize(run: Run) -> dict[str, Any]:
     Keys: ``whywait_version, schema_version, definitions, made_by, partial, invalid`` (see ``offered.py``), ``slo,
     slo_of_classes, points, knee, verdicts, doubts``; ``verdicts`` is left empty for the judge. Each point has ``point,
     label, mode, target, window``, the latency summaries ``first_byte_ms, ttft_ms, ttfa_ms, e2e_ms, tail_ms, tpot_ms,
-    chunk_gap_ms, itl_ms`` (``stats.summary``), rates per second of the window ``output_tokens_per_s`` (of ``ok``
+    chunk_gap_ms, itl_ms`` and the engine's own ``engine_ttft_ms`` (``stats.summary``), rates per
+    second of the window ``output_tokens_per_s`` (of ``ok``
     requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s,
     effective_tokens_per_s, answer_tokens_per_s, requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due
     requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
@@ -126,6 +128,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "target": _value(one.points["target"][0]),
         "window": _window(w),
         **latency,
+        "engine_ttft_ms": _engine_ttft(run, one, ok & inside, w),
         "output_tokens_per_s": tokens,
         "output_tokens_per_s_ci": _rate_ci(one, c, w, ok),
         "wasted_tokens_per_s": token_rate(one, c, w, ~ok)[0],
@@ -258,6 +261,15 @@ def _cached(one: Run) -> float | None:
     known = ~np.isnan(cached) & ~np.isnan(prompt)
     total = float(prompt[known].sum())
     return float(cached[known].sum()) / total if total else None
+
+
+def _engine_ttft(run: Run, one: Run, which: Array, w: Window) -> dict[str, Any]:
+    """The engine's own time to first token, to stand beside ours: of the same requests where it tells each (spans),
+    else its histogram over the window."""
+    told = one.requests["engine_ttft_ms"][which]
+    if not np.isnan(told).all():
+        return of_values(told)
+    return passive.latency(run, "ttft_seconds", (w.start_ns, w.end_ns))
 
 
 def _resources(run: Run, one: Run, w: Window) -> dict[str, Any]:

@@ -179,6 +179,8 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
                  ("effective tokens/s", value("effective_tokens_per_s"))]  # fmt: skip
     thinks = any(p["ttfa_ms"]["p50"] != p["ttft_ms"]["p50"] for p in points)
     names = {k: v for k, v in METRICS.items() if thinks or k != "ttfa_ms"}
+    if any((p.get("engine_ttft_ms") or {}).get("n") for p in points if "passive" not in p):
+        names["engine_ttft_ms"] = "TTFT by the engine itself,"
     rows += [(f"{n} {q}", _quantile(k, q)) for k, n in names.items() for q in ("p50", "p90", "p95", "p99", "mean")]
     rows += [
         ("in flight, mean", lambda p: number(p["in_flight"]["mean"])),

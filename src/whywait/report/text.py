@@ -120,6 +120,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
     for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "end to end")):
         for q in ("p50", "p95"):
             rows.append((f"{name} {q}", _quantile(key, q)))
+        if key == "ttft_ms" and any(
+            (p.get("engine_ttft_ms") or {}).get("n") for p in summary["points"] if "passive" not in p
+        ):
+            rows += [(f"  {q} by the engine itself", _quantile("engine_ttft_ms", q)) for q in ("p50", "p95")]
     rows += [
         ("sent late, p99", lambda p: ms(p["offered"]["lag_ms"]["p99"])),
         ("requests sent/s", lambda p: number(p["offered"]["sent_per_s"]) if p["mode"] != "concurrency" else "–"),
