@@ -121,6 +121,10 @@ def test_the_page_keeps_what_was_written_by_hand() -> None:
         exam_score.into_page("no marks", "new")
 
 
+def test_keeping_does_not_thin_the_recorded_runs_themselves(tmp_path: Path) -> None:
+    assert main(["exam", "keep", str(tmp_path), "--out", f"{tmp_path}/."]) == 2
+
+
 def test_a_page_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         verb._write_page(tmp_path / "none.md", "x")

@@ -360,6 +360,9 @@ def test_a_port_in_use_is_said_before_anything_is_measured() -> None:
             with pytest.raises(UsageError) as said:
                 wrong.prepare()
             assert "geheim" not in said.value.message
+    for alone in (Probes(otlp_token_file="x"), Probes(agent_token_file="x")):  # a flag without effect
+        with pytest.raises(UsageError, match="needs"):
+            alone.prepare()
     assert not Probes().prepare().prefix
 
 

@@ -56,6 +56,10 @@ def test_the_run_is_whole_and_never_more_than_two_at_once(probed: Path) -> None:
     assert req["prompt_tokens"].sum() + req["output_tokens"].sum() <= 1.2 * tokens
 
 
+def test_the_ceiling_is_of_what_is_sent_however_short_it_was_asked() -> None:
+    assert probing.ceiling(1) == probing.ceiling(probing.LEAST)
+
+
 def test_the_figures_are_those_of_the_stub(probed: Path) -> None:
     """Loose bounds: the box may be busy. The statistics are tested on services of numbers."""
     found = json.loads((probed / "probe.json").read_text())

@@ -28,6 +28,7 @@ from whywait.units import NS_PER_S
 
 MAX_ROUNDS, AIM_ROUNDS = 12, 5
 LONGEST, SHORT = 4096, 24  # prompt tokens
+LEAST = 4 * SHORT  # of the longest prompt: with less there is nothing to compare
 STEPS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)  # of the way from the shortest prompt to the longest
 WEIGHT = 16  # what a round costs, in times of the longest prompt or of an answer
 MAX_ANSWER, MAX_BESIDE, PILOT_ANSWER = 48, 200, 16
@@ -82,6 +83,7 @@ class Plan:
 
 def ceiling(longest: int = LONGEST) -> tuple[int, int]:
     """The most requests and tokens a probe sends, pilot and calibration included."""
+    longest = max(longest, LEAST)
     plan = Plan(_ladder(longest), MAX_ANSWER, MAX_BESIDE, 0)
     rows = [*plan.singles(0, random.Random(0)), *plan.pair(), *plan.pair(), *plan.long_beside()]
     pilot = [Row("pilot", 128, PILOT_ANSWER)] * 20 + [Row("pilot", longest, 1)] * 4
@@ -128,13 +130,13 @@ def _pilot(s: Session, deadline: float, longest: int) -> Plan | None:
         return None
     step = max((answer - first) / PILOT_ANSWER, 1e-4)
     room = int(s.target.limits.get("ctx_per_slot") or longest + MAX_BESIDE + 64) - MAX_BESIDE - 64
-    most = max(min(longest, room), 4 * SHORT)
+    most = max(min(longest, room), LEAST)
     goal = max(deadline - time.monotonic(), 1.0) / AIM_ROUNDS / WEIGHT
-    n, took = 4 * SHORT, first
+    n, took = LEAST, first
     while True:
         seen = _timed(s, Row("pilot", min(n, most), one), 1)
         if seen is None:
-            most = max(n // 4, 4 * SHORT)  # it does not take prompts of such a length
+            most = max(n // 4, LEAST)  # it does not take prompts of such a length
             break
         took = seen
         if took > goal or n >= most:
@@ -142,7 +144,7 @@ def _pilot(s: Session, deadline: float, longest: int) -> Plan | None:
         n *= 4
     n = min(n, most)
     if took > goal:
-        n = max(4 * SHORT, int(n * goal / took))
+        n = max(LEAST, int(n * goal / took))
     took = took * n / max(min(most, n), 1)
     answers = int(min(max(goal / step, 8), MAX_ANSWER))
     beside = int(min(max(1.6 * min(took, goal) / step + 16, 24), MAX_BESIDE))

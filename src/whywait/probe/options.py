@@ -49,6 +49,10 @@ class Probes:
         Raises:
             UsageError: an address or a URL cannot be used, or a port that others can reach has no token.
         """
+        if self.otlp_token_file and not self.traces:
+            raise UsageError("--otlp-token-file needs --otlp-listen or --otlp-grpc-listen", "--otlp-listen 4318")
+        if self.agent_token_file and not self.agents:
+            raise UsageError("--agent-token-file needs --agent", f"--agent {SUCH['--agent']}")
         out = Prepared()
         plain = dataclasses.replace(reach or Reach(), headers=())
         out.settings.update(gpu_urls=self.gpu_urls, agents=self.agents)

@@ -142,11 +142,11 @@ class SlotsPage:
         body = self._fetcher.get()
         try:
             slots = orjson.loads(body) if body is not None else None
-        except ValueError:
-            slots = None
-        if not isinstance(slots, list):
+            if not isinstance(slots, list) or not slots or not all(isinstance(s, dict) for s in slots):
+                return None  # of no slots it does not say that there are none
+            gauges = slot_gauges(slots, self._unified)
+        except (ValueError, TypeError, AttributeError, ArithmeticError):
             return None
-        gauges = slot_gauges(slots, self._unified)
         if self._unified is None and len(slots) > 1 and "kv_use" in gauges:
             self._unified = False
         return [(name, None, value) for name, value in gauges.items()]

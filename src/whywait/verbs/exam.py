@@ -62,5 +62,7 @@ def _keep(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:
 
     if not args.out:
         raise UsageError("keep needs a folder to write to", "--out exam")
+    if Path(args.out).resolve() == folder.resolve():
+        raise UsageError("the kept runs would take the place of the recorded ones", "another --out")
     print(f"{keep(chosen, folder, Path(args.out))} cases kept in {args.out}")
     return EXIT_OK
