@@ -126,7 +126,8 @@ class Seen:
     """One load point, as the summary has it. ``share``: parts of the requests' time by phase (they add up to 1), with
     ``turn`` split off from queue: waiting for a step of a neighbour's prefill while a place was free. ``device``:
     parts of the device's wall time. ``ok`` is how many succeeded (of a watched service: ended) of those
-    ``tried``.
+    ``tried``. ``client_lost`` is what our own busiest loop waited for a core, of the time it wanted one; ``neighbours``
+    the cores that neither engine nor client used.
     """
 
     number: int
@@ -148,6 +149,7 @@ class Seen:
     reuse: Reuse = field(default_factory=Reuse)
     draft: Draft | None = None
     client_lost: float | None = None
+    neighbours: float | None = None
     preemptions: float | None = None
     rejected: float | None = None
     seconds: float = 0.0

@@ -13,6 +13,7 @@ from whywait.core.run import Run
 from whywait.judge.evidence import Cpu
 
 HOT = 0.3  # threads that used this share of the busiest thread's time are those that compute
+CHILD = 1.5  # times the client's own CPU time, and half a second: a thread beyond is none of its own
 #: Parts of the process names that engines give themselves (comm is cut at 15 letters).
 WORKERS, SCHEDULERS = ("worker",), ("enginecor", "apiserver", "detokenizer")
 Span = tuple[int, int]
@@ -75,9 +76,7 @@ def _computing(threads: list[_Thread]) -> list[_Thread]:
 
 def client_lost(run: Run, span: Span) -> float | None:
     """What the client's own busiest thread waited for a core, of the time it wanted one (0..1)."""
-    pids = {str(p) for p in run.manifest.client.get("pids") or ()}
-    threads = _threads(run, span, "process/client", pids)
-    loops = [t for t in threads if t.run + t.wait > 0.005]
+    loops = [t for t in _loops(run, span) if t.run + t.wait > 0.005]
     if not loops:
         run_s = _rate(run, "cpu_seconds_total", span, "process/client")
         wait_s = _rate(run, "run_queue_wait_seconds_total", span, "process/client")
@@ -85,11 +84,28 @@ def client_lost(run: Run, span: Span) -> float | None:
     return max(t.wait / (t.run + t.wait) for t in loops)
 
 
-def _threads(run: Run, span: Span, source: str, pids: set[str] | None = None) -> list[_Thread]:
+def _loops(run: Run, span: Span) -> list[_Thread]:
+    """The client's threads. It says how much CPU time it used itself: a thread that used clearly more is of something
+    else that the same process started."""
+    found = _threads(run, span, "process/client")
+    own = sum((run.manifest.client.get("cpu_ns_by_point") or {}).values()) / 1e9
+    most = (CHILD * own + 0.5) / max((span[1] - span[0]) / 1e9, 1e-9)
+    return [t for t in found if not own or t.run <= most]
+
+
+def neighbours(run: Run, span: Span, engine: float | None) -> float | None:
+    """Cores used by what is neither ``engine`` (the cores it used) nor client, anywhere on this machine."""
+    busy, loops = _rate(run, "cpu_busy_seconds_total", span, "host"), _loops(run, span)
+    if engine is None and run.manifest.machine.get("engine_is_local") is False:
+        engine = 0.0
+    if busy is None or engine is None or not loops:
+        return None
+    return max(busy - engine - sum(t.run for t in loops), 0.0)
+
+
+def _threads(run: Run, span: Span, source: str) -> list[_Thread]:
     out = []
     for s in series(run.readings, "thread_cpu_seconds_total", source):
-        if pids and s.labels.get("pid") not in pids:
-            continue
         ran = _rate(run, "thread_cpu_seconds_total", span, source, s.labels)
         waited = _rate(run, "thread_wait_seconds_total", span, source, s.labels)
         if ran is not None:

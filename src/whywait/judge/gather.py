@@ -12,7 +12,7 @@ from whywait.analyze.phases import PHASES, RequestAccount, account
 from whywait.analyze.stalls import NEIGHBOUR
 from whywait.core.run import Run
 from whywait.judge.evidence import Evidence, Level, Seen
-from whywait.judge.facts_cpu import client_lost, engine_cpu
+from whywait.judge.facts_cpu import client_lost, engine_cpu, neighbours
 from whywait.judge.facts_requests import draft, reuse, streams, work
 
 GAUGES = ("running", "waiting", "kv_use", "retracted", "slots_prefilling")
@@ -93,6 +93,7 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
     derived = sum(
         float(v["ms"] or 0.0) for k, v in phases.items() if k in ("queue", "prefill") and v["how"] == "derived"
     )
+    cpu = engine_cpu(run, steady)
     return Seen(
         number=row["point"],
         mode=row["mode"],
@@ -107,12 +108,13 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
         device={k: v or 0.0 for k, v in summary["occupancy"]["shares"].items()},
         summary=summary,
         gauges={**{g: _level(run, g, span) for g in GAUGES}, "kv_use": _kv(run, span)},
-        cpu=engine_cpu(run, steady),
+        cpu=cpu,
         streams=streams(run, one, acc, span, derived),
         work=work(one, span),
         reuse=reuse(run, one, span),
         draft=draft(run, span),
         client_lost=client_lost(run, steady),
+        neighbours=neighbours(run, steady, cpu.run),
         preemptions=_grown(run, "preemptions_total", span),
         rejected=_grown(run, "rejections_total", span),
         seconds=(span[1] - span[0]) / 1e9,

@@ -16,6 +16,8 @@ SATURATED = 0.6  # of the time, in which a serving process wants a core
 EXPLAINS = 0.4  # of the time outside, by what serving threads ran or wanted to run; not asked for where they use
 OUTWEIGHS = 0.5  # of the engine's CPU time
 FRONTEND = 0.15  # of the requests' time
+UNFED = 0.2  # of the time with work, in which the device runs nothing
+UNUSED = 0.1  # a device that is busy less than this is hardly the one the engine computes on
 
 
 def host(e: Evidence) -> list[Verdict]:
@@ -100,7 +102,7 @@ def _with(v: Verdict, facts: tuple[str, ...]) -> Verdict:
 
 def frontend(e: Evidence, p: Seen) -> list[Verdict]:
     """Work outside the model: requests parsed, tokenised, scheduled and streamed while the device idles."""
-    return _by_process(e, p) or _by_accounts(e, p)
+    return _by_process(e, p) or _by_accounts(e, p) or _by_device(e, p)
 
 
 def _by_process(e: Evidence, p: Seen) -> list[Verdict]:
@@ -136,6 +138,28 @@ def _by_accounts(e: Evidence, p: Seen) -> list[Verdict]:
              f"threads of the engine that do not compute used {c.serving:.2f} of its {c.run:.2f} cores: "
              f"{ms(c.serving * p.seconds / p.ok * 1e3)} of CPU per request"]  # fmt: skip
     return [_host_cpu(e, p, outside, facts)]
+
+
+def _by_device(e: Evidence, p: Seen) -> list[Verdict]:
+    """A GPU that runs nothing while requests are in work: nobody feeds it. Where threads lack cores or the quota is
+    used up, those are why. Of several devices one may wait for another (pipeline stages), and nothing here tells that."""
+    account = p.summary.get("occupancy") or {}
+    note = (account.get("notes") or {}).get("idle_host", "")
+    worked = 1 - p.device.get("idle_no_work", 0.0)
+    share = p.device.get("idle_host", 0.0) / worked if worked > 0 else 0.0
+    starved = p.starved >= LOST or (p.cpu.throttled_periods or 0.0) >= THROTTLED
+    if "GPU" not in note or e.engine.get("threads") or starved or not UNFED <= share <= 1 - UNUSED:
+        return []
+    facts = [f"{note}: of the time with work it ran nothing for {percent(share)}"]
+    if p.cpu.run is not None:
+        facts.append(f"the engine's processes used {p.cpu.run:.2f} cores meanwhile")
+    step = e.profile("gaps between kernels, and what the scheduler does in them")
+    claim = f"At {p.name} the device idles with work queued: the engine's host side does not feed it"
+    found = replace(_host_cpu(e, p, share, facts), of="device time", next_step=step, claim=claim)
+    if (account.get("devices") or 1) > 1:
+        claim = f"At {p.name} devices idle with work queued: the host does not feed them, or they wait for each other"
+        return [replace(found, state="undecided", claim=claim)]
+    return [found]
 
 
 def _host_cpu(e: Evidence, p: Seen, share: float, facts: list[str]) -> Verdict:

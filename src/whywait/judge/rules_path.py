@@ -17,7 +17,10 @@ FLOOR_MS = 20.0  # a constant cost below this is what any stack takes
 WITH_FIRST = 0.3  # of the requests, whose first token came with others
 TOGETHER = 0.5  # of the chunks in one read with the one before
 LATE = 0.5  # of the coalesced reads, while our own loop was late
-LAG_MS = 2.5, 60.0  # our own loop read this late: median, p99 (which must exceed the usual gap between tokens too)
+LAG_MS = 5.0, 60.0  # our own loop read this late: median, p99 (which must exceed the usual gap between tokens too)
+#: Or others used that many cores, and it hardly ever had one when it wanted: then a lesser delay is no accident. (Where
+#: engine and client merely share cores, the client waits as much.)
+HARDLY, HARDLY_MS, OTHERS = 0.8, (1.0, 10.0), 0.5
 STARVED = 0.5  # of the time our own loop wanted a core
 
 
@@ -36,6 +39,8 @@ def client(e: Evidence, p: Seen) -> list[Verdict]:
     gap = s.engine_gap_ms or p.step_ms or 0.0
     lag = e.lag_ms or (0.0, 0.0)
     slow = lag[0] >= LAG_MS[0] or lag[1] >= max(LAG_MS[1], gap)
+    hardly = (p.client_lost or 0.0) >= HARDLY and (p.neighbours or 0.0) >= OTHERS
+    slow = slow or (hardly and lag[0] >= HARDLY_MS[0] and lag[1] >= HARDLY_MS[1])
     starved = p.client_lost is not None and p.client_lost >= STARVED
     bunched = (s.together or 0.0) >= 0.1 and (e.late_reads or 0.0) >= LATE
     if p.client_lost is not None:
@@ -47,8 +52,8 @@ def client(e: Evidence, p: Seen) -> list[Verdict]:
     late = p.share["client"] if _own_lag(p) else 0.0
     if not (late >= 0.1 or (starved and (slow or bunched))):
         return []
-    # What it read late, of the usual gap; but what was sent late, or stuck together, is at least its doing.
-    behind = min((p.client_lost or 0.0), lag[0] / gap if gap else 1.0) if starved else 0.0
+    # What it read late, of the usual gap: of a skewed spread the mean lies between median and p99.
+    behind = min(p.client_lost or 0.0, (lag[0] * lag[1]) ** 0.5 / gap if gap else 1.0) if starved else 0.0
     share = min(max(late, s.together or 0.0, behind, MATTERS), 1.0)
     if late >= 0.1:
         facts.append(f"requests were sent {ms(p.mean_ms['client'])} after they were due")

@@ -1,0 +1,76 @@
+"""What holds only as far as nothing else hides: work is what is left when nothing waits, so a verdict of work is
+withheld where a wait could not have been seen.
+
+A wait that was seen stays: its evidence does not rest on the rest being known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from whywait.judge.evidence import Evidence, Seen
+from whywait.judge.rules_device import unknown_step
+from whywait.judge.rules_work import MEETS
+from whywait.judge.verdict import WORK, Verdict
+from whywait.units import percent
+
+HIDES = 0.25  # of the requests' time unexplained: a wait may be in it, larger than most work
+SOME = 0.15  # unexplained; hides what is smaller
+IDLE = 0.4  # of the device's time without any request: want of load whatever else is true
+RUNS = 0.1  # cores: what uses less while requests are computed is a proxy, not the engine
+PRESENT = 0.6  # of the time that requests are computed on a CPU, its threads must at least want to run
+BUSY = 0.3  # of the time requests are computed by their stamps, for either to be said
+
+
+def withheld(v: Verdict, e: Evidence) -> Verdict:
+    """``v``, or the same undecided, with why and what would decide."""
+    p = next((q for q in e.points if q.number == v.point), None)
+    if v.state != "holds" or v.kind != WORK or p is None:
+        return v
+    if v.cause == "want of load" and p.mode != "concurrency" and p.device.get("idle_no_work", 0.0) >= IDLE:
+        return v
+    why, step = _hidden(v, e, p) or _cores(v, e, p) or _drafts(v, e, p) or ("", "")
+    if not why:
+        return v
+    return replace(v, state="undecided", against=(*v.against, why), next_step=step,
+                   claim=f"{v.claim}, as far as can be seen: {why}")  # fmt: skip
+
+
+def _hidden(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:
+    unknown = p.share["unknown"]
+    if unknown < SOME or (unknown < HIDES and unknown <= (v.share or 0.0)):
+        return None
+    return f"{percent(unknown)} of the requests' time is not explained, and a wait may hide in it", unknown_step(e, p)
+
+
+def _cores(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:
+    """Slow cores stretch all work alike, so without the engine's own threads nothing tells them from work. A step that
+    meets the roofline is not stretched; a GPU that was read has its own account."""
+    if e.machine.get("engine_is_local") is None or e.machine.get("gpus") or _meets_model(v, p):
+        return None
+    step = "run whywait on the engine's host, or an agent there: whywait agent"
+    # By the stamps alone: the device account is cut to the CPU time that was read.
+    busy = (1 - p.device.get("idle_no_work", 0.0)) * sum(p.share[k] for k in ("prefill", "decode", "stall", "turn"))
+    if p.cpu.run is None or (p.cpu.run < RUNS and busy >= BUSY):
+        return "whether the engine had the cores it wanted was not read", step
+    wanted = p.cpu.hot
+    if e.machine.get("engine_is_local") and wanted is not None and busy >= BUSY and wanted < PRESENT * busy:
+        return (f"the engine's busiest thread ran or wanted to run {percent(wanted)} of the time only, though requests "
+                f"were computed {percent(busy)} of it", "see what stops the engine's process: cpulimit, a debugger, "
+                "disk, or a device that was not read")  # fmt: skip
+    return None
+
+
+def _meets_model(v: Verdict, p: Seen) -> bool:
+    error = (p.summary.get("decode_step") or {}).get("error")
+    return v.cause.endswith("decode") and error is not None and abs(error) <= MEETS
+
+
+def _drafts(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:
+    """Tokens drafted in vain look like compute of each sequence."""
+    told = e.paged or p.draft is not None or e.machine.get("engine_is_local") is None
+    if v.cause != "compute-bound decode" or told or _meets_model(v, p):
+        return None
+    flag = e.flag("metrics")
+    return ("whether tokens are drafted in vain cannot be seen without the engine's metrics",
+            f"let the engine publish its metrics ({flag or 'a /metrics page'})")  # fmt: skip
