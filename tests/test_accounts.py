@@ -182,6 +182,19 @@ def test_a_gpu_that_runs_no_kernel_is_idle_with_work_in_flight():
     assert (a.busy_low_ns, a.busy_high_ns) == (600 * MS, 600 * MS)
 
 
+def test_a_gpu_that_the_engine_does_not_use_is_not_its_device():
+    times = range(0, 1001, 100)
+    both = [*gauge_rows("busy_share", [(t * MS, 0.9) for t in times], "gpu", gpu="0"),
+            *gauge_rows("busy_share", [(t * MS, 0.0) for t in times], "gpu", gpu="1")]  # fmt: skip
+    assert _busy(both)[1]["idle_host"] == 100
+    assert _busy(both, engine={"devices": 2})[1]["idle_host"] > 1000  # of two devices' time
+    flag = gauge_rows("throttle_power", [(t * MS, 1.0) for t in times], "gpu", gpu="0")
+    clocks = [r for gpu, hz in (("0", 2e9), ("1", 3e8))
+              for name, value in (("sm_clock_hz", hz), ("sm_clock_max_hz", 2e9))
+              for r in gauge_rows(name, [(t * MS, value) for t in times], "gpu", gpu=gpu)]  # fmt: skip
+    assert not _busy([*both, *flag, *clocks])[1].get("throttled")  # the clock of the idle one is not its loss
+
+
 def test_lowered_clocks_are_throttling_only_where_they_were_read():
     times = range(0, 1001, 100)
     flag = gauge_rows("throttle_power", [(t * MS, 1.0) for t in times], "gpu")

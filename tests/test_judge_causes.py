@@ -139,6 +139,26 @@ def test_a_frontend_busier_than_its_model() -> None:
     assert "host CPU" not in holds(read(run, idle, busy))
 
 
+def test_a_device_that_is_not_fed_is_the_hosts_doing() -> None:
+    run = pair(prefill_ms=5.0, gap_ms=20.0)
+    plain = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, engine={"slots": 4}))
+    fed = read(plain, at(run, {"busy_share": 0.97}, "gpu", gpu="0"))
+    assert "host CPU" not in holds(fed)
+    starved = read(plain, at(run, {"busy_share": 0.6}, "gpu", gpu="0"))
+    v = the(starved, "host CPU")
+    assert v.of == "device time"
+    assert v.share == pytest.approx(0.4, abs=0.03)
+    assert "/start_profile" in v.next_step
+    beside = read(plain, at(run, {"busy_share": 0.01}, "gpu", gpu="0"))  # the engine computes somewhere else
+    assert "host CPU" not in holds(beside)
+    two = dataclasses.replace(starved.manifest, engine={"slots": 4, "devices": 2})
+    both = dataclasses.replace(starved, manifest=two)
+    assert "host CPU" not in holds(both)  # one may wait for the other
+    assert the(both, "host CPU", "undecided").next_step
+    lacking = threads(run, "process/engine", python=(0.6, 0.4))
+    assert "host CPU" not in holds(read(plain, at(run, {"busy_share": 0.6}, "gpu", gpu="0"), lacking))
+
+
 # -- the path ------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ lowered, it moved data to its neighbours. Each only as far as it was read; what 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,9 +41,9 @@ def device_evidence(run: Run, window: tuple[int, int], devices: int, busy_ns: in
     total = (window[1] - window[0]) * devices
     if total <= 0:
         return out
-    share = gauge(run.readings, "busy_share", window, "gpu", combine="mean")
+    run, share = _used(run, window, devices)
     if share is not None:
-        _gpu(run, window, (share.mean, total, busy_ns), out)
+        _gpu(run, window, (share, total, busy_ns), out)
     elif not series(run.readings, "power_watts", "gpu"):
         _cpu(run, window, devices, busy_ns, out)
     _moved(run, window, devices, out)
@@ -59,6 +61,24 @@ def apply(found: Found, ns: dict[str, int]) -> None:
         ns[BUSY[0]] -= first
         ns[BUSY[1]] -= amount - first
         ns[category] += amount
+
+
+def _used(run: Run, window: tuple[int, int], devices: int) -> tuple[Run, float | None]:
+    """``run`` without the readings of devices that this engine does not use, and the mean busy share of those it does
+    (None where none was read): the ``devices`` busiest, since a machine may have more of them."""
+    means = []
+    for s in series(run.readings, "busy_share", "gpu"):
+        inside = (s.t_ns >= window[0]) & (s.t_ns <= window[1])
+        if inside.any():
+            means.append((float(s.values[inside].mean()), s))
+    means.sort(key=lambda m: m[0])
+    others = {(s.source, json.dumps(s.labels.get("gpu"))) for _, s in means[:-devices]}
+    if others:
+        rows = zip(run.readings["source"].tolist(), run.readings["labels"].tolist(), strict=True)
+        kept = [s.split("/")[0] != "gpu" or (s, json.dumps(json.loads(t or "{}").get("gpu"))) not in others
+                for s, t in rows]  # fmt: skip
+        run = dataclasses.replace(run, readings=run.readings.where(np.array(kept, dtype=bool)))
+    return run, float(np.mean([m for m, _ in means[-devices:]])) if means else None
 
 
 def _gpu(run: Run, window: tuple[int, int], seen: tuple[float, int, int], out: Found) -> None:

@@ -142,7 +142,7 @@ def _by_accounts(e: Evidence, p: Seen) -> list[Verdict]:
 
 def _by_device(e: Evidence, p: Seen) -> list[Verdict]:
     """A GPU that runs nothing while requests are in work: nobody feeds it. Where threads lack cores or the quota is
-    used up, those are why. Of several devices one may wait for another (pipeline stages), and nothing here tells that."""
+    used up, those are why. Of several devices one may wait for another (pipeline stages): nothing here tells that."""
     account = p.summary.get("occupancy") or {}
     note = (account.get("notes") or {}).get("idle_host", "")
     worked = 1 - p.device.get("idle_no_work", 0.0)
