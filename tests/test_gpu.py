@@ -30,7 +30,9 @@ static int which(void *h) { return *(int *)h; }
 int nvmlInit_v2(void) { return no() ? 9 : 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned int *n) { *n = getenv("FAKE_NVML_NONE") ? 0 : 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **h) { if (i > 1) return 2; *h = &devices[i]; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **h) {
+  if (i > 1 || (i == 0 && getenv("FAKE_NVML_LOST"))) return 15; /* NVML_ERROR_GPU_IS_LOST */
+  *h = &devices[i]; return 0; }
 int nvmlDeviceGetName(void *h, char *s, unsigned int n) { strncpy(s, which(h) ? "Fake B" : "Fake A", n); return 0; }
 int nvmlDeviceGetPowerUsage(void *h, unsigned int *mw) { *mw = 250500 + which(h); return 0; }
 int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
@@ -93,6 +95,14 @@ def test_figures_units_and_absence(tmp_path: Path) -> None:
     nvml.close()
     nvml.close()
     assert nvml.sample() == []
+
+
+def test_a_lost_device_leaves_the_others_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_NVML_LOST", "1")
+    nvml = Nvml.open(build(tmp_path, SOURCE + RATES))
+    assert nvml is not None
+    assert {labels for _, labels, _ in nvml.sample()} == {SECOND}
+    nvml.close()
 
 
 def test_names_for_the_manifest_or_none(tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ def test_lines_that_are_samples(line: str, want: Sample) -> None:
     assert page.skipped == 0
 
 
+@pytest.mark.parametrize("value", ["+Inf", "-Inf"])
+def test_nor_is_what_is_infinite(value: str) -> None:
+    """JSON could not say it, and no gauge of ours can be it."""
+    assert rows(f"t:run {value}") == []
+    reader = PageReader(TABLE)
+    assert [reader.read(f"t:run {number}") for number in (1, value)] == [[("running", None, 1.0)], []]
+
+
 def test_nan_is_parsed_but_is_no_reading() -> None:
     assert math.isnan(parse("t:run NaN").samples[0].value)
     assert rows("t:run NaN") == []

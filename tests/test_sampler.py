@@ -166,7 +166,9 @@ def test_engine_is_found_from_the_page_or_told(engine: Engine) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("body", [b"[]", b"[1]", b"[null]", b'[{"is_processing":1,"next_token":[5]}]', b"{}", b"[", b"5"])
+@pytest.mark.parametrize(
+    "body", [b"[]", b"[1]", b"[null]", b'[{"is_processing":1,"next_token":[5]}]', b"{}", b"[", b"5"]
+)
 def test_slots_of_no_sense_are_no_answer_and_not_zero_slots(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     page = SlotsPage("s", Fetcher("http://127.0.0.1:1/slots", {}, 0.2))
     monkeypatch.setattr(page._fetcher, "get", lambda: body)

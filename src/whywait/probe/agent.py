@@ -102,6 +102,12 @@ def serve(agent: Agent, listening: socket.socket, token: str | None) -> Server:
     return Server(listening, Looks)
 
 
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
+
+
 class AgentPage:
     """The readings of one agent. Each row's label ``of`` says what it is of: host, gpu, process/engine, agent.
 
@@ -125,9 +131,8 @@ class AgentPage:
             if len(said["rows"]) > MOST_ROWS:
                 raise ValueError
             # null is what was not known there, and stays so here
-            rows = [
-                (str(name), self._with(of, labels), float(v)) for of, name, labels, v in said["rows"] if v is not None
-            ]
+            rows = [(str(name), self._with(of, labels), _number(v))
+                    for of, name, labels, v in said["rows"] if v is not None]  # fmt: skip
             offset = int(said["unix_ns"]) - (before + after) // 2
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self.why = "not an agent"

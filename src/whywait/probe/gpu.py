@@ -66,7 +66,7 @@ def throttling(bits: int) -> list[tuple[str, float]]:
 class Nvml:
     """Every device NVML shows us. Make it with :meth:`open`; close it when done."""
 
-    def __init__(self, library: Any, devices: list[ctypes.c_void_p]) -> None:
+    def __init__(self, library: Any, devices: dict[int, ctypes.c_void_p]) -> None:
         self._lib, self._devices = library, devices
         self._slow_at = float("-inf")
 
@@ -78,12 +78,12 @@ class Nvml:
             if lib.nvmlInit_v2() != _SUCCESS:
                 return None
             count = ctypes.c_uint()
-            devices: list[ctypes.c_void_p] = []
+            devices: dict[int, ctypes.c_void_p] = {}
             if lib.nvmlDeviceGetCount_v2(ctypes.byref(count)) == _SUCCESS:
                 for i in range(count.value):
                     handle = ctypes.c_void_p()
                     if lib.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(i), ctypes.byref(handle)) == _SUCCESS:
-                        devices.append(handle)
+                        devices[i] = handle  # one that is lost leaves the numbers of the others as they are
         except (OSError, AttributeError):
             return None
         if not devices:
@@ -93,7 +93,7 @@ class Nvml:
 
     def close(self) -> None:
         if self._devices:
-            self._devices = []
+            self._devices = {}
             self._lib.nvmlShutdown()
 
     def sample(self, now_s: float = 0.0) -> list[Row]:
@@ -102,7 +102,7 @@ class Nvml:
         if slow:
             self._slow_at = now_s
         rows: list[Row] = []
-        for i, device in enumerate(self._devices):
+        for i, device in self._devices.items():
             labels = label_json({"gpu": str(i)})
             figures = self._figures(device) + self._clocks(device) + self._traffic(device, slow)
             rows += [(name, labels, value) for name, value in figures]
@@ -111,7 +111,7 @@ class Nvml:
     def names(self) -> list[str]:
         """Product names, for the manifest; serial numbers and UUIDs are never read."""
         out = []
-        for device in self._devices:
+        for device in self._devices.values():
             text = ctypes.create_string_buffer(96)
             if self._call("nvmlDeviceGetName", device, text, ctypes.c_uint(len(text))):
                 out.append(text.value.decode(errors="replace"))

@@ -88,7 +88,7 @@ def label_json(labels: Mapping[str, str]) -> str | None:
 def canonical(samples: Iterable[Sample], table: EngineTable) -> list[Sample]:
     """The samples under canonical names and units; names the table does not know are left out.
 
-    A value that is NaN is left out too (absent is null). An old name counts only where no current name gave the same.
+    A value that is NaN or infinite is left out too (absent is null). An old name counts only where no current name gave the same.
     """
     rows: list[Row] = []
     old: list[Row] = []
@@ -118,7 +118,7 @@ class Target(NamedTuple):
     def rows(self, value: float) -> list[Row]:
         if self.fixed is not None:
             value = self.fixed
-        return [] if math.isnan(value) else [(self.name, self.labels, value * self.scale)]
+        return [(self.name, self.labels, value * self.scale)] if math.isfinite(value) else []
 
 
 def targets_of(name: str, labels: Mapping[str, str], table: EngineTable) -> list[Target]:
@@ -223,7 +223,7 @@ class PageReader:
         old: list[Row] = []
         for targets, value in self._lines.read(text, self.table.metric_prefixes):
             for target in targets:
-                if target.old or target.fixed is not None or math.isnan(value):
+                if target.old or target.fixed is not None or not math.isfinite(value):
                     (old if target.old else rows).extend(target.rows(value))
                 else:
                     rows.append((target.name, target.labels, value * target.scale))
