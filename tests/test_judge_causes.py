@@ -15,7 +15,7 @@ from whywait.analyze.window import with_windows
 from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.engines import ENGINES
-from whywait.judge.diagnose import judge
+from whywait.judge.diagnose import headline, judge
 from whywait.judge.verdict import Verdict
 from whywait.judge.vocabulary import CAUSES, FAMILIES
 
@@ -128,6 +128,16 @@ def test_a_cpu_quota_used_up() -> None:
     assert "noisy neighbour" not in holds(read(run, spent, busy, quota_rows(run, 0.9)))
     calm = threads(run, "process/engine", python=(0.3, 0.02))
     assert "cpu quota" not in holds(read(run, calm, quota_rows(run, 0.02)))
+
+
+def test_two_causes_at_once_are_both_named() -> None:
+    run = pair(high=4, slots=2)
+    spent = threads(run, "process/engine", python=(0.6, 0.4))
+    busy = at(run, {"engine_cores_busy_seconds_total": ("rate", 1.0)}, "host")
+    found = of(read(run, spent, busy, quota_rows(run, 0.9)))
+    first = [v for v in found if v.state == "holds" and not v.beyond][:2]
+    assert {v.cause for v in first} == {"slot limit", "cpu quota"}
+    assert all(v.claim in headline(found) for v in first)
 
 
 def test_a_frontend_busier_than_its_model() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whywait.judge.evidence import Evidence
+from whywait.judge.evidence import Evidence, Seen
 from whywait.judge.verdict import Verdict
 from whywait.units import percent
 
