@@ -134,7 +134,8 @@ def test_what_is_not_known_there_is_not_known_here() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"rows": [["host", "a", None, "inf"]]}, {"rows": [["host", "a", None, True]]}, {"rows": 5}, {"rows": [[1]]}, {"rows": [[["x"], "a", None, 1]]}, {"rows": [["host", "a", "[1]", 1]]},
+    [{"rows": [["host", "a", None, "inf"]]}, {"rows": [["host", "a", None, True]]}, {"rows": 5},
+     {"rows": [[1]]}, {"rows": [[["x"], "a", None, 1]]}, {"rows": [["host", "a", "[1]", 1]]},
      {"rows": [["host", "a", "{", 1]]}, {"unix_ns": "x"}, {"unix_ns": None}, {"rows": [["host", "a", None, {}]]},
      {"rows": [["host", "a", None, 1]] * (MOST_ROWS + 1)}],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import gzip
 import http.client
+import re
 import socket
 import struct
 import threading
@@ -331,6 +332,13 @@ def test_listening_beyond_this_machine_needs_a_token() -> None:
     ):
         with pytest.raises(UsageError):
             address(bad, "--x", False)
+
+
+def test_one_that_listens_everywhere_does_not_say_an_address_nobody_can_use(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-word")
+    ready = Probes(otlp_listen="0.0.0.0:0", otlp_token_file=str(tmp_path / "token")).prepare()
+    assert re.fullmatch(r"http://HOST:\d+/v1/traces", ready.where)
+    ready.close()
 
 
 def test_a_port_in_use_is_said_before_anything_is_measured() -> None:

@@ -45,6 +45,12 @@ def read_int(path: str) -> int | None:
         return None
 
 
+def busy_seconds(fields: list[bytes]) -> float:
+    """Of a ``cpu`` line of /proc/stat, split: all but idle, I/O wait and what the hypervisor took."""
+    user, nice, system, _idle, _iowait, irq, softirq = (int(f) for f in fields[1:8])
+    return (user + nice + system + irq + softirq) / TICKS_PER_S
+
+
 class System:
     """Counters of the whole machine; core by core only once a second (there may be hundreds)."""
 
@@ -65,8 +71,7 @@ class System:
         for line in (read(f"{self.proc}/stat") or b"").splitlines():
             fields = line.split()
             if fields and fields[0].startswith(b"cpu") and len(fields) >= 8:
-                user, nice, system, _idle, _iowait, irq, softirq = (int(f) for f in fields[1:8])
-                busy = (user + nice + system + irq + softirq) / TICKS_PER_S
+                busy = busy_seconds(fields)
                 if fields[0] == b"cpu":
                     rows.append(("cpu_busy_seconds_total", None, busy))
                     if len(fields) > 8:

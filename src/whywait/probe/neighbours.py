@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from whywait.probe import Row
-from whywait.probe.host import TICKS_PER_S, read
+from whywait.probe.host import busy_seconds, read
+from whywait.probe.process import stat_of
 from whywait.probe.prometheus import label_json
 
 LOOK_S = 1.0
@@ -42,7 +43,7 @@ class Neighbours:
         self._zero: dict[str, float] = {}
         self._seen: dict[tuple[int, int], float] = {}
         self._used: dict[str, float] = {}
-        self._ticks: dict[int, tuple[str, int]] = {}
+        self._spent: dict[int, tuple[str, float]] = {}  # name and CPU seconds of all others
         self._named: dict[int, float] = {}
         self._before: tuple[dict[int, float], dict[str, float]] | None = None
         self._there = self._others = 0.0  # of the engine's cores: busy, and what of it was others'
@@ -106,19 +107,19 @@ class Neighbours:
         return name, None, self._highest[name]
 
     def _names(self, now_s: float) -> list[Row]:
-        first, took = not self._ticks, now_s - self._names_at
+        first, took = not self._spent, now_s - self._names_at
         self._names_at = now_s
         ours = frozenset({os.getpid()}).union(*(group.pids() for group in self._groups.values()))
-        seen: dict[int, tuple[str, int]] = {}
+        seen: dict[int, tuple[str, float]] = {}
         for name in os.listdir(self.proc) if os.path.isdir(self.proc) else []:
-            if name.isdigit() and int(name) not in ours and (found := _ticks(f"{self.proc}/{name}/stat")):
-                seen[int(name)] = found
+            if name.isdigit() and int(name) not in ours and (found := stat_of(self.proc, int(name))):
+                seen[int(name)] = found.comm, found.cpu_s
         lately: dict[int, float] = {}
-        for pid, (comm, ticks) in seen.items():
-            old = self._ticks.get(pid)
-            if old is not None and old[0] == comm and ticks >= old[1]:
-                lately[pid] = (ticks - old[1]) / TICKS_PER_S
-        self._ticks = seen
+        for pid, (comm, cpu_s) in seen.items():
+            old = self._spent.get(pid)
+            if old is not None and old[0] == comm and cpu_s >= old[1]:
+                lately[pid] = cpu_s - old[1]
+        self._spent = seen
         if first:
             return []
         busy = {p for p, s in lately.items() if s > LEAST_SHARE * took} | (self._named.keys() & lately.keys())
@@ -127,7 +128,7 @@ class Neighbours:
             (
                 "neighbour_cpu_seconds_total",
                 label_json({"process": seen[p][0], "pid": str(p)}),
-                seen[p][1] / TICKS_PER_S,
+                seen[p][1],
             )
             for p in self._named
         ]
@@ -139,17 +140,5 @@ def _busy(proc: str) -> dict[int, float]:
     for line in (read(f"{proc}/stat") or b"").splitlines():
         fields = line.split()
         if fields and fields[0].startswith(b"cpu") and fields[0][3:].isdigit() and len(fields) >= 8:
-            user, nice, system, _idle, _iowait, irq, softirq = (int(f) for f in fields[1:8])
-            out[int(fields[0][3:])] = (user + nice + system + irq + softirq) / TICKS_PER_S
+            out[int(fields[0][3:])] = busy_seconds(fields)
     return out
-
-
-def _ticks(path: str) -> tuple[str, int] | None:
-    raw = read(path)
-    if not raw:
-        return None
-    head, _, tail = raw.rpartition(b")")
-    fields = tail.split()
-    if len(fields) < 13:
-        return None
-    return head.partition(b"(")[2].decode(errors="replace"), int(fields[11]) + int(fields[12])

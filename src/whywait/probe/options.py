@@ -18,7 +18,9 @@ from whywait.net.reach import Reach, is_loopback, page_url
 from whywait.probe.agent import FACTS
 from whywait.probe.dcgm import DcgmReader
 from whywait.probe.pages import Fetcher
+from whywait.probe.otlp import PATH as TRACES
 from whywait.probe.spans import new_prefix
+from whywait.probe.web import url_of
 
 SUCH = {"--gpu-metrics-url": "http://host:9400/metrics", "--agent": "http://host:9465"}
 MOST_FACTS = 32  # of a machine
@@ -108,8 +110,7 @@ class Prepared:
     def where(self) -> str:
         """The address spans are to be sent to, for people."""
         if self.listening is not None:
-            host, port = self.listening.getsockname()[:2]
-            return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1/traces"
+            return url_of(self.listening) + TRACES
         return str(self.settings.get("otlp_grpc", ""))
 
     def close(self) -> None:

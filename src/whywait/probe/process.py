@@ -29,12 +29,15 @@ class _Stat(NamedTuple):
     started: int
 
 
-def _stat(proc: str, pid: int) -> _Stat | None:
+def stat_of(proc: str, pid: int) -> _Stat | None:
+    """``/proc/PID/stat``; None when the process has ended."""
     raw = read(f"{proc}/{pid}/stat")
     if not raw:
         return None
     head, _, tail = raw.rpartition(b")")  # the name may hold anything, brackets too
     f = tail.split()
+    if len(f) < 20:
+        return None
     cpu = (int(f[11]) + int(f[12])) / TICKS_PER_S
     return _Stat(head.partition(b"(")[2].decode(errors="replace"), int(f[1]), int(f[9]), cpu, int(f[17]), int(f[19]))
 
@@ -79,7 +82,7 @@ class Group:
 
     def cpu_now(self) -> dict[tuple[int, int], float]:
         """CPU seconds of each of its processes (number, start time) until this moment (from any thread)."""
-        stats = {pid: (started, _stat(self.proc, pid)) for pid, started in dict(self._members).items()}
+        stats = {pid: (started, stat_of(self.proc, pid)) for pid, started in dict(self._members).items()}
         return {(pid, at): s.cpu_s for pid, (at, s) in stats.items() if s is not None and s.started == at}
 
     def sample(self, now_s: float) -> list[Row]:
@@ -88,7 +91,7 @@ class Group:
         if slow:
             self._scan()
             self._slow_at = now_s
-        stats = {pid: s for pid in self._roots.union(self._members) if (s := _stat(self.proc, pid)) is not None}
+        stats = {pid: s for pid in self._roots.union(self._members) if (s := stat_of(self.proc, pid)) is not None}
         stats = {p: s for p, s in stats.items() if self._members.get(p, s.started) == s.started}
         stats = {p: s for p, s in stats.items() if p in self._roots or p not in self._strangers}
         self._roots -= self._members.keys() - stats.keys()  # the number of one that ended may come back as a stranger
@@ -113,7 +116,7 @@ class Group:
         self._parents = {p: parent for p, parent in self._parents.items() if p in pids}
         self._add_up_the_ended(pids)
         for pid in pids - self._parents.keys():
-            stat = _stat(self.proc, pid)
+            stat = stat_of(self.proc, pid)
             if stat is not None:
                 self._parents[pid] = stat.parent
         if len(self._strangers) != self._strangers_seen:  # what we took for ours may be a newly named process's
@@ -128,7 +131,7 @@ class Group:
             family |= new
             grown = bool(new)
         for pid in family - self._members.keys():
-            stat = _stat(self.proc, pid)
+            stat = stat_of(self.proc, pid)
             if stat is not None:
                 self._members[pid] = stat.started
 

@@ -21,7 +21,7 @@ _LINE = re.compile(
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPE = re.compile(r"\\(.)")
 MEMO_LIMIT = 50_000
-_SUFFIXES = ("_bucket", "_sum", "_count")
+SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 class Sample(NamedTuple):
@@ -128,7 +128,7 @@ def targets_of(name: str, labels: Mapping[str, str], table: EngineTable) -> list
             if _holds(metric, labels):
                 kept = {k: v for k, v in labels.items() if (k, v) not in metric.where}
                 out.append(Target(metric.name, label_json(kept), metric.scale, old))
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         if name.endswith(suffix):
             base = name[: -len(suffix)]
             for histograms, old in ((table.histograms, False), (table.old_histograms, True)):

@@ -25,7 +25,7 @@ from whywait.engines.table import EngineTable
 from whywait.errors import NotAnEndpoint, Unauthorized, Unreachable, UsageError
 from whywait.net.reach import Reach, hung_up_after, open_page
 from whywait.probe import Row
-from whywait.probe.prometheus import finish, label_json, targets_of
+from whywait.probe.prometheus import SUFFIXES, finish, label_json, targets_of
 from whywait.units import NS_PER_S
 
 MAX_BYTES = 256 << 20
@@ -33,7 +33,6 @@ RAW_S = 2 * 3600  # up to this span samples are asked for as they were scraped
 GRID = 480  # steps of a longer one
 TIMEOUT_S = 60.0
 SCRAPE = ("job", "instance")  # labels that a Prometheus adds: together they name a replica
-_SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def _reading(t: int, source: str, name: str, labels: str | None, value: float) -
 def native_names(table: EngineTable) -> list[str]:
     """Every series name of an engine's page that a reading is made of."""
     plain = {*table.metrics, *table.old_metrics, *table.info}
-    buckets = {base + suffix for base in (*table.histograms, *table.old_histograms) for suffix in _SUFFIXES}
+    buckets = {base + suffix for base in (*table.histograms, *table.old_histograms) for suffix in SUFFIXES}
     return sorted(plain | buckets)
 
 

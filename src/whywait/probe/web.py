@@ -25,6 +25,13 @@ def whole_number(text: str | None) -> int | None:
     return int(found) if found.isascii() and found.isdigit() and len(found) < 19 else None
 
 
+def url_of(listening: socket.socket) -> str:
+    """Where it can be reached, for people; of one that listens everywhere the host is left for them to say."""
+    host, port = listening.getsockname()[:2]
+    host = "HOST" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not listened on
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class Server(ThreadingHTTPServer):
     """Answers on a socket that listens already; a connection too many is closed at once."""
 

@@ -11,6 +11,7 @@ from whywait.errors import EXIT_OK
 from whywait.net.endpoint import read_key
 from whywait.probe.agent import Agent, serve
 from whywait.probe.options import address, listen_on
+from whywait.probe.web import url_of
 from whywait.session import stderr
 
 
@@ -21,8 +22,7 @@ def agent(args: argparse.Namespace) -> int:
     listening = listen_on(*address(args.listen, "--listen", token is not None))
     looks = Agent(args.pid, args.engine_port)
     server = serve(looks, listening, token)
-    host, port = listening.getsockname()[:2]
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    where = url_of(listening)
     stderr(f"this machine's readings are at {where}; give --agent {where} to run, sweep, diagnose or watch")
 
     def stop(_number: int, _frame: FrameType | None) -> None:
