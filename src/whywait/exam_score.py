@@ -6,20 +6,23 @@ Part of the application layer, beside ``exam``. It reads the Runs as ``whywait s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from whywait import app
+from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.exam import NOTE
+from whywait.exam_blind import SETS, blinded, described
 from whywait.judge.verdict import Verdict
 from whywait.lab.exam import Case, by_name
 
 #: right: the first cause that holds is accepted. half: it is, but of two put in together one is not named. symptom: it
 #: is true, but not the cause. wrong: it holds and is none of these (confident and wrong). undecided: nothing holds.
 MARKS: Final = ("right", "half", "symptom", "wrong", "undecided")
+BLIND_BEGIN, BLIND_END = "<!-- blind: begin -->", "<!-- blind: end -->"
 BEGIN, END = "<!-- score: begin -->", "<!-- score: end -->"
 
 
@@ -48,17 +51,18 @@ class Marked:
         return len(found) == 2 if self.case.together else bool(found)
 
 
-def score(folder: Path) -> list[Marked]:
-    """Judge every case recorded in ``folder``.
+def score(folder: Path, blind: Sequence[str] = (), names: Collection[str] | None = None) -> list[Marked]:
+    """Judge every case recorded in ``folder`` (of these ``names``), without what ``blind`` takes away.
 
     Raises:
         UsageError: there is none.
     """
     known = by_name()
-    there = sorted(p.parent for p in folder.glob(f"*/{NOTE}") if p.parent.name in known)
+    wanted = known if names is None else set(names) & set(known)
+    there = sorted(p.parent for p in folder.glob(f"*/{NOTE}") if p.parent.name in wanted)
     if not there:
         raise UsageError(f"no recorded case in {folder}", "whywait exam record, or give the folder of the kept runs")
-    marked = [mark(known[path.name], app.show(path).verdicts) for path in there]
+    marked = [mark(known[p.name], app.analysed(blinded(Run.load(p), blind), p).verdicts) for p in there]
     claims = {m.case.name: m.claimed for m in marked}
     return [_with_alarms(m, marked, claims) for m in marked]
 
@@ -175,17 +179,30 @@ def _put(case: Case) -> str:
     return f"{case.fault or 'nothing'}{f' ({args})' if args else ''}; {load}"
 
 
-def into_page(page: str, part: str) -> str:
+def into_page(page: str, part: str, begin_mark: str = BEGIN, end_mark: str = END) -> str:
     """``page`` with ``part`` between its markers.
 
     Raises:
         UsageError: the page has no markers.
     """
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    head, begin, rest = page.partition(begin_mark)
+    _, end, tail = rest.partition(end_mark)
     if not begin or not end:
-        raise UsageError(f"the page has no {BEGIN} … {END}", "put the two lines where the score belongs")
-    return f"{head}{BEGIN}\n{part}{END}{tail}"
+        raise UsageError(f"the page has no {begin_mark} … {end_mark}", "put the two lines where the score belongs")
+    return f"{head}{begin_mark}\n{part}{end_mark}{tail}"
+
+
+def blind_table(folder: Path, names: Collection[str] | None = None) -> tuple[str, list[str]]:
+    """A Markdown row for each set of what is taken away, and the names of what is confident and wrong then."""
+    rows, wrong = [], []
+    for taken in ((), *SETS):
+        marked = score(folder, taken, names)
+        t, bad = _totals(marked), confident_wrongs(marked)
+        wrong += [f"{m.case.name} without {described(taken)}" for m in bad]
+        rows.append(f"| {described(taken)} | {t['right']} | {t['half']} | {t['symptom']} | {t['undecided']} | {len(bad)} | "
+                    f"{', '.join(m.case.name for m in bad)} |")  # fmt: skip
+    head = f"| taken away ({t['cases']} cases) | right first | half of two | a symptom | undecided | confident and wrong | which |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n", wrong
 
 
 def listing(chosen: Sequence[Case], folder: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from whywait.core.run import Run
 from whywait.judge.causes import RULES
-from whywait.judge.doubtful import withheld
+from whywait.judge.doubtful import lesser, withheld
 from whywait.judge.evidence import Evidence
 from whywait.judge.gather import gather
 from whywait.judge.rules_load import shedding
@@ -24,7 +24,7 @@ def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None
         if all("passive" in p for p in summary["points"]) and evidence.points:
             return [_idle(summary)]
         return [*_about(shedding(evidence), evidence)[:1], _nothing()]
-    found = [withheld(v, evidence) for rule in RULES for v in rule(evidence)]
+    found = lesser([withheld(v, evidence) for rule in RULES for v in rule(evidence)])
     return rank(_about(found, evidence))
 
 

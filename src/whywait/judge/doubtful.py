@@ -12,13 +12,14 @@ from whywait.judge.evidence import Evidence, Seen
 from whywait.judge.rules_device import unknown_step
 from whywait.judge.rules_work import MEETS
 from whywait.judge.verdict import WORK, Verdict
-from whywait.units import percent
+from whywait.units import ms, percent
 
 HIDES = 0.25  # of the requests' time unexplained: a wait may be in it, larger than most work
 SOME = 0.15  # unexplained; hides what is smaller
 IDLE = 0.4  # of the device's time without any request: want of load whatever else is true
 RUNS = 0.1  # cores: what uses less while requests are computed is a proxy, not the engine
 PRESENT = 0.6  # of the time that requests are computed on a CPU, its threads must at least want to run
+SLOWED, SLOWED_MS = 1.3, 5.0  # tokens arrive this many times as far apart as they are made, and that much more
 BUSY = 0.3  # of the time requests are computed by their stamps, for either to be said
 
 
@@ -29,7 +30,7 @@ def withheld(v: Verdict, e: Evidence) -> Verdict:
         return v
     if v.cause == "want of load" and p.mode != "concurrency" and p.device.get("idle_no_work", 0.0) >= IDLE:
         return v
-    why, step = _hidden(v, e, p) or _cores(v, e, p) or _drafts(v, e, p) or ("", "")
+    why, step = _hidden(v, e, p) or _slowed(v, p) or _cores(v, e, p) or _drafts(v, e, p) or ("", "")
     if not why:
         return v
     return replace(v, state="undecided", against=(*v.against, why), next_step=step,
@@ -41,6 +42,31 @@ def _hidden(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:
     if unknown < SOME or (unknown < HIDES and unknown <= (v.share or 0.0)):
         return None
     return f"{percent(unknown)} of the requests' time is not explained, and a wait may hide in it", unknown_step(e, p)
+
+
+def _slowed(v: Verdict, p: Seen) -> tuple[str, str] | None:
+    """A path, or a client, that takes longer for a token than the engine does."""
+    made, came = p.streams.engine_gap_ms, p.streams.client_gap_ms
+    if not v.cause.endswith("decode") or made is None or came is None or came < SLOWED * made + SLOWED_MS:
+        return None
+    return (f"the engine makes a token every {ms(made)}, and they arrive every {ms(came)}",
+            "measure the engine's own address, past any proxy")  # fmt: skip
+
+
+def lesser(found: list[Verdict]) -> list[Verdict]:
+    """``found`` with work undecided where another work of the same load is larger and undecided."""
+    most: dict[int | None, float] = {}
+    for v in found:
+        if v.kind == WORK and v.state == "undecided":
+            most[v.point] = max(most.get(v.point, 0.0), v.share or 0.0)
+    return [_second(v) if v.kind == WORK and v.state == "holds" and v.of == "request time"
+            and (v.share or 0.0) < most.get(v.point, 0.0) else v for v in found]  # fmt: skip
+
+
+def _second(v: Verdict) -> Verdict:
+    why = "other work takes more of the time, and what bounds that is not known"
+    return replace(v, state="undecided", against=(*v.against, why), claim=f"{v.claim}; {why}",
+                   next_step="measure a second concurrency: whywait sweep URL --concurrency 1,8")  # fmt: skip
 
 
 def _cores(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:

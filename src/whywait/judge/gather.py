@@ -11,11 +11,12 @@ from whywait.analyze.counters import delta, gauge
 from whywait.analyze.phases import PHASES, RequestAccount, account
 from whywait.analyze.stalls import NEIGHBOUR
 from whywait.core.run import Run
-from whywait.judge.evidence import Evidence, Level, Seen
+from whywait.judge.evidence import Evidence, Level, Seen, ratio
 from whywait.judge.facts_cpu import client_lost, engine_cpu, neighbours
 from whywait.judge.facts_requests import draft, reuse, streams, work
 
 GAUGES = ("running", "waiting", "kv_use", "retracted", "slots_prefilling")
+PAIR = 1.15  # times the throughput of one, with two at a time: a third would gain too
 Span = tuple[int, int]
 
 
@@ -45,7 +46,8 @@ def _focus(run: Run, points: list[Seen], summary: dict[str, Any]) -> tuple[Seen 
 
     With an SLO: the first point of rising load that fails it, for what it waits on is what the SLO waits on. Else, of
     points the user asked for: the highest load. A diagnosis climbs by itself: there it is the knee, else the last rung
-    that does not exceed the places of the engine; what is above says what limits going beyond.
+    that does not exceed the places of the engine; what is above says what limits going beyond. Only where there are so
+    few places that the climb ran into them first, it is the first rung above.
     """
     plain = [p for p in points if p.tried and not p.label] or [p for p in points if p.tried]
     if not plain:
@@ -59,15 +61,24 @@ def _focus(run: Run, points: list[Seen], summary: dict[str, Any]) -> tuple[Seen 
     own = bool(run.manifest.command) and run.manifest.command[0] == "diagnose"
     if not own or len(order) == 1:
         return order[-1], ()
-    slots = run.manifest.engine.get("slots")
+    slots = Evidence(points, run.manifest.engine, {}).limit()
     knee = summary.get("knee")
     if slots and any(p.target <= slots for p in order):
-        at = [p for p in order if p.target <= slots][-1]
+        within = [p for p in order if p.target <= slots]
+        at = within[-1]
+        if _premature(slots, within) and len(order) > len(within):
+            at = order[len(within)]
     elif knee is not None and any(p.number == summary["points"][knee]["point"] for p in order):
         at = next(p for p in order if p.number == summary["points"][knee]["point"])
     else:
         return order[-1], ()
     return at, tuple(p.number for p in order if p.target > at.target)
+
+
+def _premature(slots: int, within: list[Seen]) -> bool:
+    """Whether the limit is what the climb ran into, not the device: it takes one at a time, or two to some gain."""
+    gain = ratio(within[-1].tokens_per_s, within[0].tokens_per_s)
+    return slots == 1 or (slots == 2 and gain is not None and within[-1].target == 2 and gain >= PAIR)
 
 
 def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAccount) -> Seen:

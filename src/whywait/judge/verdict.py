@@ -73,6 +73,9 @@ def rank(verdicts: list[Verdict]) -> list[Verdict]:
             else share / max(share + (1 - share) * (1 - lost), 1e-9)
         )
         led = v.cause in STRETCHERS or full < STRUCTURAL
-        return order[v.state], v.beyond, minor and v.state == "holds", v.state == "holds" and led, -share
+        holds = v.state == "holds"
+        # How the few that there are spend their time does not matter before that there are few.
+        few = minor and v.cause == "want of load" and share >= STRUCTURAL
+        return order[v.state], v.beyond, minor and holds, holds and led and not few, not few, -share
 
     return sorted(verdicts, key=key)

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from whywait import exam_score
+from whywait import exam_blind, exam_score
 from whywait.errors import EXIT_OK, EXIT_SERVICE, GateFailed, UsageError
 from whywait.lab.exam import ENGINES, Case, cases
 
@@ -23,9 +23,9 @@ def exam(args: argparse.Namespace) -> int:
         print(exam_score.listing(chosen, folder))
         return EXIT_OK
     names = {c.name for c in chosen}
-    marked = [m for m in exam_score.score(folder) if m.case.name in names]
-    if not marked:
-        raise UsageError(f"none of these cases is recorded in {folder}", "whywait exam record")
+    if args.blind == "each":
+        return _each_blind(args, folder, names)
+    marked = exam_score.score(folder, exam_blind.parse(args.blind or ""), names)
     if args.page:
         _write_page(Path(args.page), exam_score.markdown(marked))
     if args.json:
@@ -39,9 +39,19 @@ def exam(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _write_page(page: Path, part: str) -> None:
+def _each_blind(args: argparse.Namespace, folder: Path, names: set[str]) -> int:
+    table, wrong = exam_score.blind_table(folder, names)
+    if args.page:
+        _write_page(Path(args.page), table, (exam_score.BLIND_BEGIN, exam_score.BLIND_END))
+    print(table, end="")
+    if wrong:
+        raise GateFailed(f"{len(wrong)} confident and wrong: {'; '.join(wrong)}", "whywait exam score --blind …")
+    return EXIT_OK
+
+
+def _write_page(page: Path, part: str, marks: tuple[str, str] = (exam_score.BEGIN, exam_score.END)) -> None:
     try:
-        page.write_text(exam_score.into_page(page.read_text(encoding="utf-8"), part), "utf-8")
+        page.write_text(exam_score.into_page(page.read_text(encoding="utf-8"), part, *marks), "utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         why = getattr(exc, "strerror", None) or exc
         raise UsageError(f"--page {page}: {why}", "give a page that is there and has the two markers") from None
