@@ -151,7 +151,7 @@ def test_labels_of_an_agent_are_texts() -> None:
     assert rows[0][1] == '{"cpus":"[1]","of":"host"}'
 
 
-@pytest.mark.parametrize("machine", [5, {"cpu": {"nested": 1}}, {"cpu": "x" * 500}, {"cores": [1]}])
+@pytest.mark.parametrize("machine", [5, {"cpu": {"nested": 1}}, {"cpu": "x" * 500}, {"cores": [1]}, {"cpu": "\x1b[2J"}])
 def test_facts_that_are_none_are_refused(machine: object) -> None:
     with pytest.raises(UsageError, match="no 'whywait agent'"):
         _facts("http://x", json.dumps({"machine": machine}))

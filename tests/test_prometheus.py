@@ -165,6 +165,7 @@ def test_reader_equals_the_plain_way_page_after_page() -> None:
 def test_label_json_is_stable() -> None:
     assert label_json({}) is None
     assert label_json({"b": "1", "a": "ü"}) == '{"a":"ü","b":"1"}'
+    assert label_json({"process": "a\x1b[2Jb\n"}) == '{"process":"a?[2Jb?"}'  # nothing that a terminal obeys
 
 
 @pytest.mark.shared

@@ -142,6 +142,9 @@ def test_the_view_shows_both_accounts_and_every_replica() -> None:
     told = _text(view(summary, judge(run, summary), "http://x", 30))
     for what in ("last 30 s", "requests wait for", "the device is in", "queue", "decode", "metrics/1", "arriving/s"):
         assert what in told
+    # A name in brackets, such as an IPv6 address, is a name and no markup.
+    summary["points"][0]["passive"]["replicas"][0]["instance"] = "[fd00::1]:8000 [/x]"
+    assert "[fd00::1]:8000 [/x]" in _text(view(summary, judge(run, summary), "http://x", 30))
     assert "no reading yet" in _text(view({"points": []}, [], "http://x", 30))
 
 

@@ -140,7 +140,7 @@ def _facts(url: str, body: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 200)
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 200 and value.isprintable())
 
 
 def address(text: str, flag: str, token: bool) -> tuple[str, int]:

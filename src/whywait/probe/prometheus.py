@@ -81,8 +81,18 @@ def _labels(body: str) -> dict[str, str] | None:
 
 
 def label_json(labels: Mapping[str, str]) -> str | None:
-    """Labels as they stand in a reading: a JSON object with sorted keys, None when there are none."""
+    """Labels as they stand in a reading: a JSON object with sorted keys, None when there are none.
+
+    Whoever names a process or a label must not write to our user's terminal: what does not print becomes a question
+    mark.
+    """
+    if labels and not all(k.isprintable() and v.isprintable() for k, v in labels.items()):
+        labels = {_printed(k): _printed(v) for k, v in labels.items()}
     return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if labels else None
+
+
+def _printed(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def canonical(samples: Iterable[Sample], table: EngineTable) -> list[Sample]:
