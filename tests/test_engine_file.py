@@ -13,6 +13,7 @@ from whywait.errors import UsageError
 from whywait.lab.capacity import Capacity, kv_capacity
 from whywait.net import outcome
 from whywait.net.dialect import Answer
+from whywait.net.wire import Response
 from whywait.probe.prometheus import canonical, parse
 
 DOCS = Path(__file__).parents[1] / "docs" / "engines.md"
@@ -61,12 +62,38 @@ def test_the_vocabulary_of_the_docs_is_whole() -> None:
 def test_fields_of_an_answer_are_read_by_the_tables(example: Path) -> None:
     answer = Answer("chat")
     answer.timings = {"queue_ms": 12, "prompt_ms": 3.5, "prompt_n": 7, "predicted_n": -1, "cache_n": True}
-    assert outcome._reported(answer)["engine_queue_ms"] is None
+    assert outcome._reported(answer, {})["engine_queue_ms"] is None
     use_file(str(example))
-    got = outcome._reported(answer)
+    got = outcome._reported(answer, {})
     assert (got["engine_queue_ms"], got["engine_prefill_ms"], got["engine_prefill_tokens"]) == (12, 3.5, 7)
     assert got["output_tokens"] is got["cached_tokens"] is None
     assert "timings.queue_ms" in request_fields()
+
+
+def test_figures_in_headers_are_read_by_the_tables(example: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        LEAST
+        + """[request_fields]
+"headers.X-Queue-Time" = "engine_queue_ms"
+"headers.server-timing.prefill" = "engine_prefill_ms"
+"headers.x-cached" = "cached_tokens"
+"headers.x-decode" = "engine_decode_ms"
+"""
+    )
+    use_file(str(file))
+    headers = {"x-queue-time": "12", "server-timing": 'cache;desc="a,b";dur=1, prefill;dur=3.5', "x-cached": "7",
+               "x-decode": "12 ms"}  # fmt: skip
+    got = outcome._reported(Answer("chat"), headers)
+    assert (got["engine_queue_ms"], got["engine_prefill_ms"], got["cached_tokens"]) == (12, 3.5, 7)
+    assert got["engine_decode_ms"] is None  # no number: unknown, not 12
+    assert outcome._reported(Answer("chat"), {"server-timing": "prefill"})["engine_prefill_ms"] is None
+    whole = Response(False)
+    body = b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}'
+    whole.feed(b"HTTP/1.1 200 OK\r\nX-Queue-Time: 12.5\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+               % (len(body), body))  # fmt: skip
+    assert (facts := outcome.facts_of(whole, 0))["outcome"] == "ok"
+    assert facts["engine_queue_ms"] == 12.5
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ else:
 TEXTS = ("name", "title", "metrics_path")
 LISTS = ("metric_prefixes", "server_headers", "owned_by", "late_counters")
 TABLES = ("metrics", "histograms", "flags", "request_fields", "log_patterns", "bodies")
-ROOTS = ("timings", "metrics", "usage")  # objects beside the answer that are kept; see ``net/dialect.py``
+ROOTS = ("timings", "metrics", "usage", "headers")  # what of an answer is kept; see ``net/outcome.py``
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 COLUMNS = tuple(
     c.name for c in REQUESTS if c.name.startswith("engine_") or c.name in ("cached_tokens", "output_tokens")
@@ -112,7 +112,7 @@ def _fields(raw: Mapping[str, Any], where: str) -> dict[str, str]:
     fields = _texts(raw, f"{where}: [request_fields]")
     _only(fields.values(), COLUMNS, where, "column in [request_fields]")
     _only([path.partition(".")[0] for path in fields], ROOTS, where, "beginning of a path in [request_fields]")
-    return fields
+    return {path.lower() if path.startswith("headers.") else path: column for path, column in fields.items()}
 
 
 def _bodies(raw: Mapping[str, Any], where: str) -> dict[str, Any]:

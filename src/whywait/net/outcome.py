@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,60}", re.ASCII)
 _WHERE = re.compile(r"[A-Za-z0-9_.~:/%@+\[\]-]+", re.ASCII)
 MAX_WHERE = 200
 REDIRECTS = (301, 302, 303, 307, 308)
+_FIGURE = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?", re.ASCII)
+_SPENT = re.compile(r'([A-Za-z0-9_-]{1,60})\s*;[^,]*?\bdur="?([0-9]{1,12}(?:\.[0-9]{1,9})?)', re.ASCII)
 _WAIT = re.compile(r"[A-Za-z0-9,: .+-]{1,40}", re.ASCII)  # seconds, or a date
 
 
@@ -29,7 +32,7 @@ def facts_of(response: Response, chunks: int) -> dict[str, Any]:
     out: dict[str, Any] = {"outcome": outcome, "fault": fault, "detail": detail, "status": response.status or None,
                            "finish_reason": answer.finish_reason, "trace_id": answer.request_id}  # fmt: skip
     out.update(_usage(answer.usage))
-    for column, value in _reported(answer).items():
+    for column, value in _reported(answer, response.headers).items():
         if out.get(column) is None:  # tokens by the usage first
             out[column] = value
     return out
@@ -118,15 +121,25 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "output_tokens": output, "reasoning_tokens": thought, "cached_tokens": cached}
 
 
-def _reported(answer: Answer) -> dict[str, Any]:
-    """What the engine says of its own stages, in the objects beside the answer, as the engine tables have it."""
+def _reported(answer: Answer, headers: Mapping[str, str]) -> dict[str, Any]:
+    """What the engine says of its own stages, beside the answer or in its headers, as the engine tables have it."""
     beside = {"timings": answer.timings, "metrics": answer.metrics, "usage": answer.usage}
     out: dict[str, Any] = {}
+    if any(path.startswith("headers.") for path in request_fields()):
+        beside["headers"] = _figures(headers)
     for path, column in request_fields().items():
         found = _number(beside, path)
         if out.get(column) is None:
             out[column] = found if found is None or column.endswith("_ms") else count(found)
     return out
+
+
+def _figures(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Headers that are numbers, by name; of ``server-timing`` the durations (ms) by metric (W3C Server Timing)."""
+    out: dict[str, Any] = {name: float(text) if "." in text else int(text)
+                           for name, text in headers.items() if _FIGURE.fullmatch(text.strip())}  # fmt: skip
+    spent = _SPENT.findall(headers.get("server-timing", "")[:512])
+    return {**out, "server-timing": {name: float(dur) for name, dur in spent}}
 
 
 def _number(source: dict[str, Any], path: str) -> float | None:
