@@ -17,8 +17,8 @@ from whywait.net.endpoint import read_key
 from whywait.net.reach import Reach, is_loopback, page_url
 from whywait.probe.agent import FACTS
 from whywait.probe.dcgm import DcgmReader
-from whywait.probe.pages import Fetcher
 from whywait.probe.otlp import PATH as TRACES
+from whywait.probe.pages import Fetcher
 from whywait.probe.spans import new_prefix
 from whywait.probe.web import url_of
 
@@ -140,7 +140,11 @@ def _facts(url: str, body: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 200 and value.isprintable())
+    return (
+        value is None
+        or isinstance(value, (bool, int, float))
+        or (isinstance(value, str) and len(value) <= 200 and value.isprintable())
+    )
 
 
 def address(text: str, flag: str, token: bool) -> tuple[str, int]:

@@ -88,7 +88,9 @@ def label_json(labels: Mapping[str, str]) -> str | None:
     """
     if labels and not all(k.isprintable() and v.isprintable() for k, v in labels.items()):
         labels = {_printed(k): _printed(v) for k, v in labels.items()}
-    return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if labels else None
+    if not labels:
+        return None
+    return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _printed(text: str) -> str:

@@ -115,6 +115,7 @@ def _replicas(p: dict[str, Any]) -> RenderableType:
     for name in names:
         table.add_column(name, justify="left" if name == "replica" else "right")
     for r in rows:
-        table.add_row(Text(r["instance"] or r["source"]), number(r["running"]), number(r["waiting"]), percent(r["kv_use"]),
-                      number(r["output_tokens_per_s"]), number(r["preemptions"]), number(r["restarts"]))  # fmt: skip
+        table.add_row(Text(r["instance"] or r["source"]), number(r["running"]), number(r["waiting"]),
+                      percent(r["kv_use"]), number(r["output_tokens_per_s"]), number(r["preemptions"]),
+                      number(r["restarts"]))  # fmt: skip
     return table
