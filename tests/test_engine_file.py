@@ -90,8 +90,8 @@ def test_figures_in_headers_are_read_by_the_tables(example: Path, tmp_path: Path
     assert outcome._reported(Answer("chat"), {"server-timing": "prefill"})["engine_prefill_ms"] is None
     whole = Response(False)
     body = b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}'
-    whole.feed(b"HTTP/1.1 200 OK\r\nX-Queue-Time: 12.5\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-               % (len(body), body))  # fmt: skip
+    head = b"HTTP/1.1 200 OK\r\nX-Queue-Time: 12.5\r\nContent-Type: application/json\r\n"
+    whole.feed(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert (facts := outcome.facts_of(whole, 0))["outcome"] == "ok"
     assert facts["engine_queue_ms"] == 12.5
 
