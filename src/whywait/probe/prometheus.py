@@ -88,9 +88,7 @@ def label_json(labels: Mapping[str, str]) -> str | None:
     """
     if labels and not all(k.isprintable() and v.isprintable() for k, v in labels.items()):
         labels = {_printed(k): _printed(v) for k, v in labels.items()}
-    if not labels:
-        return None
-    return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(labels, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if labels else None
 
 
 def _printed(text: str) -> str:
@@ -100,7 +98,8 @@ def _printed(text: str) -> str:
 def canonical(samples: Iterable[Sample], table: EngineTable) -> list[Sample]:
     """The samples under canonical names and units; names the table does not know are left out.
 
-    A value that is NaN or infinite is left out too (absent is null). An old name counts only where no current name gave the same.
+    A value that is NaN or infinite is left out too (absent is null). An old name counts only where no current name
+    gave the same.
     """
     rows: list[Row] = []
     old: list[Row] = []
