@@ -81,6 +81,9 @@ def test_readings_fill_them():
         *gauge_rows("waiting", [(t, 2) for t in times]),
         *gauge_rows("pss_bytes", [(t, 1e9) for t in times], "process/engine"),
         *gauge_rows("pss_bytes", [(t, 7e9) for t in times], "process/client"),
+        *gauge_rows("running", [(t, 3) for t in times]),
+        *gauge_rows("decode_steps_total", [(t, 20.0 * t / S) for t in times]),
+        *gauge_rows("iteration_tokens_sum", [(t, 100.0 * t / S) for t in times]),
         *gauge_rows("power_watts", [(t, 100) for t in times], "gpu", gpu="0"),
         *gauge_rows("power_watts", [(t, 50) for t in times], "gpu", gpu="1"),
         *gauge_rows("energy_joules_total", [(S, 1000.0), (end, 1400.0)], "gpu", gpu="0"),
@@ -92,6 +95,8 @@ def test_readings_fill_them():
     assert point["memory_bytes"] == 1e9
     assert point["power_w"] == pytest.approx(150)
     assert point["energy_j_per_request"] == pytest.approx(10)
+    steps = point["engine_steps"]
+    assert (steps["steps_per_s"], steps["tokens_per_step"], steps["batch"]) == pytest.approx((20, 5, 3))
 
 
 def test_histograms_stand_in_where_requests_say_nothing():

@@ -88,7 +88,7 @@ def figures(run: Run, span: Span) -> tuple[dict[str, Any], list[Doubt]]:
             "active": bool(in_flight or ended),
             "in_flight": in_flight,
             "replicas": replicas(run, span),
-            "engine": _steps(run, span),
+            "engine": steps(run, span),
         },
     }
     told = traced.figures(run, span)  # of each request by itself: better than what all have together
@@ -263,13 +263,13 @@ def _held(s: Series, t: Array) -> Array:
     return out
 
 
-def _steps(run: Run, span: Span) -> dict[str, Any]:
+def steps(run: Run, span: Span) -> dict[str, Any]:
     """Engine iterations per second, how many tokens each computed, and the batch."""
-    steps, batch = delta(run.readings, "decode_steps_total", span), _gauge(run, "running", span)
+    done, batch = delta(run.readings, "decode_steps_total", span), _gauge(run, "running", span)
     prompt = delta(run.readings, "prompt_tokens_computed_total", span)
     return {
-        "steps_per_s": None if steps is None else steps.per_s,
-        "tokens_per_step": _ratio(delta(run.readings, "iteration_tokens_sum", span), steps),
+        "steps_per_s": None if done is None else done.per_s,
+        "tokens_per_step": _ratio(delta(run.readings, "iteration_tokens_sum", span), done),
         "batch": None if batch is None else batch.mean,
         "prompt_tokens_per_s": None if prompt is None else prompt.per_s,
     }

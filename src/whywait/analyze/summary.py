@@ -54,9 +54,9 @@ def summarize(run: Run) -> dict[str, Any]:
     requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s,
     effective_tokens_per_s, answer_tokens_per_s, requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due
     requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
-    ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``,
-    ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see ``parts.py``), ``occupancy``, ``mbu``,
-    ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
+    ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``engine_steps``, ``kv_use``, ``queue``,
+    ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
+    ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
     those of ``ok`` requests that began in the window; counts and shares are of all.
     """
     acc = account(run)
@@ -146,6 +146,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "thinking": thinking(one, ok & inside, _work(acc, number)),
         "cached_share": _cached(one),
         "acceptance": acceptance(run, (w.start_ns, w.end_ns)),
+        "engine_steps": passive.steps(run, (w.start_ns, w.end_ns)),
         **_resources(run, one, w),
         "phases": phases,
         "by_latency": by_latency(one, c, acc, inside),

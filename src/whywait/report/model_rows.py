@@ -1,4 +1,4 @@
-"""Rows of the tables of figures that are modelled: use of the machine, a decode step in parts, what thinking takes."""
+"""Rows of the tables that come after the accounts: the engine's own steps, and what is modelled of them: use of the machine, a decode step in parts, what thinking takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whywait.analyze.roofline import TERMS
-from whywait.units import percent
+from whywait.units import number, percent
 
 Cell = Callable[[dict[str, Any]], str]
 
@@ -27,7 +27,13 @@ def model_rows() -> list[tuple[str, Cell]]:
     def think(key: str) -> Cell:
         return lambda p: percent((p.get("thinking") or {}).get(key))
 
+    def stepping(key: str) -> Cell:
+        return lambda p: number((p.get("engine_steps") or {}).get(key))
+
     rows: list[tuple[str, Cell]] = [
+        ("engine steps/s", stepping("steps_per_s")),
+        ("requests in a batch, by the engine", stepping("batch")),
+        ("tokens computed in a step", stepping("tokens_per_step")),
         ("MBU of decode, modelled", use("mbu", "decode")),
         ("MFU of decode, modelled", use("mfu", "decode")),
         ("MBU of prefill, modelled", use("mbu", "prefill")),
