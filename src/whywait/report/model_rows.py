@@ -1,4 +1,5 @@
-"""Rows of the tables that come after the accounts: the engine's own steps, and what is modelled of them: use of the machine, a decode step in parts, what thinking takes."""
+"""Rows that come after the accounts: the engine's own steps; modelled are the use of the machine and a decode step in
+parts; what thinking takes."""
 
 from __future__ import annotations
 
