@@ -183,3 +183,24 @@ def test_few_in_flight_leads_before_how_they_spend_their_time() -> None:
     made = Service(slots=16)
     run = fed(join([made.closed(1, 16), made.closed(2, 32)]))
     assert holds(run)[0] == "want of load"
+
+
+def test_space_without_room_for_one_more_is_no_limit_of_places() -> None:
+    assert holds(waiting_run(0.5, 3.0))[0] == "slot limit"
+    tight = waiting_run(0.85, 3.0)  # three of 0.28 each
+    assert "slot limit" not in holds(tight)
+    assert the(tight, "slot limit", "undecided").next_step
+    limited = dataclasses.replace(tight, manifest=dataclasses.replace(tight.manifest, engine={"slots": 32}))
+    assert holds(limited)[0] == "kv space"
+
+
+def test_few_drafts_cost_little_though_none_agrees() -> None:
+    run = pair(prefill_ms=5.0)
+
+    def drafting(rounds: float) -> list[str]:
+        counters = {"draft_tokens_total": ("rate", 4 * rounds), "accepted_tokens_total": ("rate", 0.0),
+                    "draft_rounds_total": ("rate", rounds), "output_tokens_total": ("rate", 100.0)}  # fmt: skip
+        return holds(read(run, at(run, counters)))
+
+    assert drafting(90.0)[0] == "poor speculation"
+    assert "poor speculation" not in drafting(0.4)

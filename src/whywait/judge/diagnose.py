@@ -11,7 +11,7 @@ from whywait.judge.doubtful import lesser, withheld
 from whywait.judge.evidence import Evidence
 from whywait.judge.gather import gather
 from whywait.judge.rules_load import shedding
-from whywait.judge.verdict import MATTERS, WAIT, WORK, Verdict, rank
+from whywait.judge.verdict import MATTERS, STRETCHERS, WAIT, WORK, Verdict, rank
 
 
 def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> list[Verdict]:
@@ -46,8 +46,8 @@ def _about(found: list[Verdict], e: Evidence) -> list[Verdict]:
             v = replace(v, beyond=True)
         elif not mine and v.cause in there and v.state != "fails":
             continue
-        elif not mine and v.state == "holds" and v.kind == WORK:
-            continue  # the work of a smaller load: it would stand first where nothing is known of this one
+        elif not mine and v.state == "holds" and (v.kind == WORK or v.cause in STRETCHERS):
+            continue  # work, or noise, of a smaller load: it would stand first where nothing is known of this one
         elif not mine and v.state == "holds":
             v = replace(v, beyond=True)  # of a smaller load only: true there, not what this load waits on
         key = (v.cause, v.state, v.beyond)

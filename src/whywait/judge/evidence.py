@@ -12,6 +12,7 @@ import numpy as np
 
 from whywait.units import load_name
 
+KV_FULL = 0.9  # of the KV space in use
 MIXED = "long prompts mixed in"
 
 
@@ -110,11 +111,18 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Draft:
-    """Speculation in a point: tokens proposed, accepted, and rounds."""
+    """Speculation in a point: tokens proposed, accepted, and rounds; ``tokens`` made in all, by drafts or not."""
 
     proposed: float
     accepted: float
     rounds: float | None
+    tokens: float | None = None
+
+    @property
+    def lost(self) -> float:
+        """Of the positions computed in decode, those for nothing; where few steps draft, few are."""
+        wrong = max(self.proposed - self.accepted, 0.0)
+        return wrong / max(wrong + (self.tokens or self.accepted + (self.rounds or 0.0)), 1e-9)
 
     @property
     def rate(self) -> float:
@@ -176,6 +184,15 @@ class Seen:
         return self.how.get(phase, "unknown") != "unknown"
 
     @property
+    def kv_tight(self) -> bool:
+        """KV space was full, or had no room for one more request of the usual size."""
+        kv, running = self.gauges.get("kv_use"), self.gauges.get("running")
+        if kv is None:
+            return False
+        each = 0.0 if running is None else kv.mean / max(running.mean, 1.0)
+        return kv.high >= KV_FULL or kv.high + each >= 1.0
+
+    @property
     def starved(self) -> float:
         """The part of the time that the engine's computing threads had no core though they wanted one."""
         return 0.0 if self.cpu.lost is None or self.cpu.wait is None else min(self.cpu.lost, self.cpu.wait)
@@ -234,8 +251,8 @@ class Evidence:
         """How many requests were in work at most while others waited, where it was the same at every such point."""
         tops = set()
         for p in self.points:
-            running, waiting, kv = (p.gauges.get(k) for k in ("running", "waiting", "kv_use"))
-            if running is None or waiting is None or waiting.mean < 0.5 or (kv is not None and kv.high >= 0.9):
+            running, waiting = p.gauges.get("running"), p.gauges.get("waiting")
+            if running is None or waiting is None or waiting.mean < 0.5 or p.kv_tight:
                 continue
             tops.add(round(running.high) if running.mean >= 0.75 * running.high else None)
         return tops.pop() if len(tops) == 1 else None

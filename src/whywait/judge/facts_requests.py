@@ -187,4 +187,6 @@ def draft(run: Run, span: Span) -> Draft | None:
     )
     if proposed is None or accepted is None or proposed.value <= 0:
         return None
-    return Draft(proposed.value, accepted.value, None if rounds is None else rounds.value)
+    made = delta(run.readings, "output_tokens_total", span)
+    return Draft(proposed.value, accepted.value, None if rounds is None else rounds.value,
+                 made.value if made and made.value > 0 else None)  # fmt: skip

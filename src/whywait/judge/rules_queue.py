@@ -7,7 +7,7 @@ from whywait.judge.verdict import Verdict
 from whywait.units import ms, number, percent
 
 ABSENT, PRESENT = 0.02, 0.10  # share of time below which a wait is ruled out, above which it is named
-KV_FULL, KV_ALL = 0.9, 0.97
+KV_ALL = 0.97
 SHED = 0.05  # of the requests, ended with an error
 GROWS = 2.0  # requests in the queue, and
 GROWS_BY = 1.5  # times as many at the end as at the beginning
@@ -114,8 +114,7 @@ def _kv(e: Evidence, p: Seen) -> Verdict | None:
     limit = e.engine.get("slots")
     # Where the limit was not told, a number in work that never varies is one; full space makes it go up and down.
     below = running is not None and running.mean < 0.9 * (limit or running.high)
-    full = kv is not None and kv.high >= KV_FULL
-    blocked = full and below and waiting is not None and waiting.mean >= 0.5
+    blocked = p.kv_tight and below and waiting is not None and waiting.mean >= 0.5
     if not (_pushed(p) or (blocked and kv is not None and kv.mean >= 0.6)):
         return None
     recompute = p.causes.get("stall", {}).get("preemption/recompute", 0.0) * p.share["stall"]

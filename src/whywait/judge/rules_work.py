@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from whywait.analyze.phases import SPECULATION
 from whywait.judge.evidence import MIXED, Evidence, Seen, ratio
 from whywait.judge.verdict import WORK, Verdict
 from whywait.physics.cost import COMPUTE, KV, WEIGHTS, Machine, Model, decode_step_s
@@ -147,14 +146,13 @@ def speculation(e: Evidence) -> list[Verdict]:
         d = p.draft
         assert d is not None
         decode = p.share["decode"] + p.share["stall"]
-        lost = (d.proposed - d.accepted) / (d.proposed + (d.rounds or 0.0))
-        told = p.causes.get("decode", {}).get(SPECULATION)
-        share = max(lost, told or 0.0) * decode
+        lost = d.lost
+        share = lost * decode
         facts = [f"{percent(d.rate)} of {d.proposed:.0f} proposed tokens were accepted"]
         if d.rounds:
             facts.append(
-                f"{d.proposed / d.rounds:.1f} proposed per round; {percent(lost)} of the positions computed in "
-                "verification were for nothing"
+                f"{d.proposed / d.rounds:.1f} proposed per round; {percent(lost)} of the positions computed were for "
+                "nothing"
             )
         lever = f"turn it off, or propose fewer: {e.flag('speculation') or 'speculation'}"
         base = Verdict(
