@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from whywait.cli import main
 from whywait.core import secrets
 from whywait.errors import UsageError
 from whywait.net.reach import Reach
@@ -168,6 +169,14 @@ def test_one_source_that_fails_does_not_silence_the_others() -> None:
     agent.close()
     assert ["gpu", "answered", '{"why":"OSError"}', 0.0] in rows
     assert ["host", "answered", None, 1.0] in rows
+
+
+def test_a_token_that_is_easily_guessed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("short\n")
+    assert main(["agent", "--listen", "0.0.0.0:0", "--token-file", str(tmp_path / "token")]) == 2
+    with pytest.raises(UsageError, match="fewer than 8"):
+        Probes(otlp_listen="0", otlp_token_file=str(tmp_path / "token")).prepare()
+    assert "fewer than 8" in capsys.readouterr().err
 
 
 def test_the_token_is_hidden_here_too(tmp_path: Path) -> None:

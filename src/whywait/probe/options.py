@@ -24,6 +24,7 @@ from whywait.probe.web import url_of
 
 SUCH = {"--gpu-metrics-url": "http://host:9400/metrics", "--agent": "http://host:9465"}
 MOST_FACTS = 32  # of a machine
+LEAST_TOKEN = 8
 FIRST_S = 5.0  # patience with the first answer
 OTLP_TOKEN, AGENT_TOKEN = "WHYWAIT_SAMPLER_OTLP_TOKEN", "WHYWAIT_SAMPLER_AGENT_TOKEN"  # names of variables
 
@@ -63,8 +64,7 @@ class Probes:
                 raise UsageError(f"--gpu-metrics-url {url} has no DCGM figures", "give the exporter's /metrics")
         token = None
         if self.agent_token_file:
-            token = out.env[AGENT_TOKEN] = read_key(self.agent_token_file) or ""
-            hide(token)  # whatever answers may say it back to us
+            token = out.env[AGENT_TOKEN] = read_token(self.agent_token_file)
             out.settings["agent_token_env"] = AGENT_TOKEN
         for url in self.agents:
             own = {"Authorization": f"Bearer {token}"} if token else {}
@@ -75,8 +75,7 @@ class Probes:
 
     def _listen(self, out: Prepared) -> None:
         if self.otlp_token_file:
-            out.env[OTLP_TOKEN] = read_key(self.otlp_token_file) or ""
-            hide(out.env[OTLP_TOKEN])
+            out.env[OTLP_TOKEN] = read_token(self.otlp_token_file)
             out.settings["otlp_token_env"] = OTLP_TOKEN
         token = bool(self.otlp_token_file)
         if self.otlp_listen:
@@ -145,6 +144,19 @@ def _plain(value: Any) -> bool:
         or isinstance(value, (bool, int, float))
         or (isinstance(value, str) and len(value) <= 200 and value.isprintable())
     )
+
+
+def read_token(path: str) -> str:
+    """The token in a file; from now on it is cut out of all we write, for whatever answers may say it back to us.
+
+    Raises:
+        UsageError: there is none, or it is easily guessed.
+    """
+    token = read_key(path) or ""
+    if len(token) < LEAST_TOKEN:
+        raise UsageError(f"the token in {path} has fewer than {LEAST_TOKEN} characters", "openssl rand -hex 16")
+    hide(token)
+    return token
 
 
 def address(text: str, flag: str, token: bool) -> tuple[str, int]:

@@ -6,19 +6,16 @@ import argparse
 import signal
 from types import FrameType
 
-from whywait.core import secrets
 from whywait.errors import EXIT_OK
-from whywait.net.endpoint import read_key
 from whywait.probe.agent import Agent, serve
-from whywait.probe.options import address, listen_on
+from whywait.probe.options import address, listen_on, read_token
 from whywait.probe.web import url_of
 from whywait.session import stderr
 
 
 def agent(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
-    token = read_key(args.token_file) if args.token_file else None
-    secrets.hide(token)
+    token = read_token(args.token_file) if args.token_file else None
     listening = listen_on(*address(args.listen, "--listen", token is not None))
     looks = Agent(args.pid, args.engine_port)
     server = serve(looks, listening, token)
