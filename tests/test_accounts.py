@@ -182,6 +182,11 @@ def test_a_gpu_that_runs_no_kernel_is_idle_with_work_in_flight():
     assert (a.busy_low_ns, a.busy_high_ns) == (600 * MS, 600 * MS)
 
 
+def test_a_gpu_that_hardly_runs_while_work_goes_on_says_nothing_of_it():
+    readings = gauge_rows("busy_share", [(t * MS, 0.005) for t in range(0, 1001, 100)], "gpu")
+    assert "idle_host" not in _busy(readings)[1]
+
+
 def test_a_gpu_that_the_engine_does_not_use_is_not_its_device():
     times = range(0, 1001, 100)
     both = [*gauge_rows("busy_share", [(t * MS, 0.9) for t in times], "gpu", gpu="0"),

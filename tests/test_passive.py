@@ -97,6 +97,21 @@ def test_device_time_by_gauges() -> None:
     assert sum(v or 0 for v in shares.values()) == pytest.approx(1)
 
 
+def test_the_devices_own_readings_count_when_only_watching() -> None:
+    gpu = [
+        row
+        for number, share in (("0", 0.7), ("1", 0.0))
+        for row in gauge_rows("busy_share", [(t, share) for t in TIMES], "gpu", gpu=number)
+    ]
+    run = watched(level("running", 2.0), level("waiting", 0.0), gpu)
+    account = figures(run, SPAN)[0]["occupancy"]
+    assert account["shares"]["decode_busy"] == pytest.approx(0.7)
+    assert account["shares"]["idle_host"] == pytest.approx(0.3)
+    assert account["how"]["idle_host"] == "derived"
+    assert sum(v or 0 for v in account["shares"].values()) == pytest.approx(1)
+    assert "kernel" in account["notes"]["idle_host"]
+
+
 def test_time_without_readings_is_unknown() -> None:
     few = [(t, 2.0) for t in TIMES if t <= 10 * S]
     run = watched(gauge_rows("running", few), gauge_rows("waiting", few))

@@ -19,6 +19,7 @@ from whywait.physics.machines import find
 from whywait.units import NS_PER_S
 
 UNCOVERED = 0.1  # share of the window without readings up to which they still speak for it
+ELSEWHERE = 0.02  # busy share of a GPU below which the engine computes on something else
 BUSY = ("prefill_busy", "decode_busy")
 #: Reasons that a GPU gives for a clock below its highest that are no loss: it idles, or a user set the clock.
 _HARMLESS = ("idle", "applications", "app_clock", "sync", "none", "display")
@@ -83,6 +84,8 @@ def _used(run: Run, window: tuple[int, int], devices: int) -> tuple[Run, float |
 
 def _gpu(run: Run, window: tuple[int, int], seen: tuple[float, int, int], out: Found) -> None:
     share, total, busy_ns = seen
+    if share < ELSEWHERE and busy_ns > ELSEWHERE * total:
+        return  # a device that hardly ran while work went on is not the one that did it
     busy = min(round(share * total), total)
     out.busy = (busy, busy)
     if busy < busy_ns:

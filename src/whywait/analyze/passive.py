@@ -15,6 +15,7 @@ import numpy as np
 
 from whywait.analyze import traced
 from whywait.analyze.counters import Delta, Gauge, Series, delta, gauge, histogram, quantile, series
+from whywait.analyze.device_evidence import apply, device_evidence
 from whywait.analyze.offered import acceptance
 from whywait.analyze.phases import PHASES
 from whywait.analyze.stats import QUANTILES, Doubt
@@ -188,7 +189,8 @@ def _devices(run: Run, span: Span, states: dict[str, Any] | None) -> dict[str, A
 
     Busy is when a request is running. It is split by ``slots_prefilling``, else (modelled: requests in prefill as a
     Poisson number) by the mean number in prefill. Nothing running while some wait is ``idle_kv_blocked`` where the KV
-    space is full, else ``idle_host``. Time without a fresh reading is unknown.
+    space is full, else ``idle_host``. Time without a fresh reading is unknown. Then the devices' own readings take out
+    of busy what they say it was not (``device_evidence``).
     """
     from whywait.analyze.occupancy import CATEGORIES
 
@@ -209,13 +211,19 @@ def _devices(run: Run, span: Span, states: dict[str, Any] | None) -> dict[str, A
             moved = (ns["decode_busy"]) * (1 - math.exp(-in_prefill / len(sources)))
             ns["prefill_busy"], ns["decode_busy"] = moved, ns["decode_busy"] - moved
             how |= dict.fromkeys(("prefill_busy", "decode_busy"), "modelled")
+    # What the devices, threads and control groups say against busy, as in a run of ours.
+    exact = {k: round(v) for k, v in ns.items()}
+    evidence = device_evidence(run, span, max(len(sources), 1), exact["prefill_busy"] + exact["decode_busy"])
+    apply(evidence, exact)
+    ns = {k: ns[k] + exact[k] - round(ns[k]) for k in ns}
+    how |= {k: v for k, (taken, v) in evidence.take.items() if taken and ns[k]}
     shares = {
         k: None if how[k] == "unknown" and k != "unknown" else v / total if total else None for k, v in ns.items()
     }
     busy = ns["prefill_busy"] + ns["decode_busy"]
     low, high = (busy / total, (busy + ns["unknown"]) / total) if total and sources else (None, None)
     return {"devices": max(len(sources), 1), "wall_ns": span[1] - span[0], "shares": shares, "how": how,
-            "busy": [low, high]}  # fmt: skip
+            "busy": [low, high], "notes": evidence.notes}  # fmt: skip
 
 
 def _timeline(readings: Table, source: str, span: Span) -> dict[str, float]:
