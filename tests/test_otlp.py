@@ -19,8 +19,9 @@ from whywait import app
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
 from whywait.errors import UsageError
+from whywait.net.reach import address
 from whywait.net.wire import traceparent
-from whywait.probe.options import Probes, address
+from whywait.probe.options import Probes
 from whywait.probe.otlp import MAX_BODY, MOST_SPANS, OtlpError, Receiver, spans_of_json, spans_of_protobuf, unpacked
 from whywait.probe.spans import Span, figures, joined, new_prefix, rows_of
 from whywait.probe.spool import Spool, read_spool

@@ -533,9 +533,10 @@ def test_the_verb_says_what_it_did_and_ends_on_a_signal(stub: Any, tmp_path: Pat
     ("flags", "said"),
     [
         (["--listen", "0.0.0.0:0"], "needs a token"),
-        (["--listen", "nonsense"], "not HOST:PORT"),
-        (["--listen", "example:1"], "not an address"),
+        (["--listen", "nonsense"], "HOST:]PORT"),
+        (["--listen", "example:1"], "needs a token"),
         (["--listen", "127.0.0.1:0", "--token-env", "WHYWAIT_TEST_NO_SUCH"], "holds no token"),
+        (["--listen", "a..b:0", "--token-env", "PATH"], "cannot listen on a..b:0"),
     ],
 )
 def test_what_the_verb_refuses(flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from whywait.errors import UsageError
 
 #: Headers that the client writes itself; another value would break the request or the measurement.
 OWN_HEADERS = ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
+LEAST_TOKEN = 8  # characters of one that lets other machines in
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 
 
@@ -145,6 +146,21 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.split("%", maxsplit=1)[0]).is_loopback
     except ValueError:
         return False
+
+
+def address(text: str, flag: str, token: bool) -> tuple[str, int]:
+    """``[HOST:]PORT`` → (host, port); the host is 127.0.0.1 unless given.
+
+    Raises:
+        UsageError: it is none, or others than this machine could reach it and there is no token.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise UsageError(f"{flag}: {text!r} is not [HOST:]PORT", f"such as {flag} 4318")
+    if not token and host != "localhost" and not is_loopback(host):
+        raise UsageError(f"{flag} {text}: other machines could reach it: needs a token", "give one, or 127.0.0.1")
+    return host, int(port)
 
 
 def parse_header(text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import orjson
 from whywait.core.secrets import hide
 from whywait.errors import MissingExtra, UsageError
 from whywait.net.endpoint import read_key
-from whywait.net.reach import Reach, is_loopback, page_url
+from whywait.net.reach import LEAST_TOKEN, Reach, address, page_url
 from whywait.probe.agent import FACTS
 from whywait.probe.dcgm import DcgmReader
 from whywait.probe.otlp import PATH as TRACES
@@ -24,7 +24,6 @@ from whywait.probe.web import url_of
 
 SUCH = {"--gpu-metrics-url": "http://host:9400/metrics", "--agent": "http://host:9465"}
 MOST_FACTS = 32  # of a machine
-LEAST_TOKEN = 8
 FIRST_S = 5.0  # patience with the first answer
 OTLP_TOKEN, AGENT_TOKEN = "WHYWAIT_SAMPLER_OTLP_TOKEN", "WHYWAIT_SAMPLER_AGENT_TOKEN"  # names of variables
 
@@ -157,21 +156,6 @@ def read_token(path: str) -> str:
         raise UsageError(f"the token in {path} has fewer than {LEAST_TOKEN} characters", "openssl rand -hex 16")
     hide(token)
     return token
-
-
-def address(text: str, flag: str, token: bool) -> tuple[str, int]:
-    """``[HOST:]PORT`` → (host, port); the host is 127.0.0.1 unless given.
-
-    Raises:
-        UsageError: it is none, or others than this machine could reach it and there is no token.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
-        raise UsageError(f"{flag}: {text!r} is not [HOST:]PORT", f"such as {flag} 4318")
-    if not token and host != "localhost" and not is_loopback(host):
-        raise UsageError(f"{flag} {text}: other machines could reach it", "give a token file, or 127.0.0.1")
-    return host, int(port)
 
 
 def listen_on(host: str, port: int) -> socket.socket:

@@ -7,8 +7,9 @@ import signal
 from types import FrameType
 
 from whywait.errors import EXIT_OK
+from whywait.net.reach import address
 from whywait.probe.agent import Agent, serve
-from whywait.probe.options import address, listen_on, read_token
+from whywait.probe.options import listen_on, read_token
 from whywait.probe.web import url_of
 from whywait.session import stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import json
 import os
 import signal
@@ -18,26 +17,24 @@ from typing import Any
 from whywait.errors import UsageError
 from whywait.net.endpoint import parse_url
 from whywait.net.proxy import TOKEN_HEADER, Proxy
-from whywait.net.reach import Reach
+from whywait.net.reach import LEAST_TOKEN, Reach, address
 from whywait.net.record import Book, Recorder
 from whywait.session import stderr
 
-LEAST_TOKEN = 8
-
 
 def record(args: argparse.Namespace) -> int:
-    host, port = _listen(args.listen)
     token = _token(args.token_env)
-    if token is None and not _loopback(host):
-        raise UsageError(f"{host} can be reached from other machines, and that needs a token",
-                         "give --token-env NAME, or listen on 127.0.0.1")  # fmt: skip
+    host, port = address(args.listen, "--listen", token is not None)
     # Straight to the service: a proxy of the environment would be one more party that sees everything.
     endpoint = parse_url(args.upstream, reach=Reach(proxy="none"))
     folder = Path(args.out or time.strftime("whywait-recordings/%Y%m%d-%H%M%S"))
     try:
         proxy = Proxy(endpoint, (host, port), token)
-    except OSError as exc:
-        raise UsageError(f"cannot listen on {args.listen}: {exc.strerror}") from exc
+    except (OSError, UnicodeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise UsageError(
+            f"cannot listen on {args.listen}: {why}", "another port, or an address of this machine"
+        ) from exc
     try:
         if endpoint.loopback and endpoint.port == proxy.server.port:
             raise UsageError("the upstream is this proxy itself", "give the service's own port by --upstream")
@@ -84,21 +81,6 @@ def _stopped_by_signals(proxy: Proxy) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _listen(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--listen: {text!r} is not HOST:PORT", "such as 127.0.0.1:8100")
-    return ("127.0.0.1" if host == "localhost" else host), int(port)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise UsageError(f"--listen: {host!r} is not an address of this machine", "give it as a number") from None
 
 
 def _token(name: str | None) -> str | None:
