@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from whywait import exam, exam_score
+from whywait import app, exam, exam_blind, exam_score
 from whywait.cli import main
 from whywait.core.run import Run
 from whywait.errors import EngineDied, UsageError
@@ -23,7 +24,9 @@ from whywait.lab.exam import Case, Point, by_name, cases, chat, closed
 from whywait.lab.exam_model import SIZES, write_model
 from whywait.lab.faults import FAULTS
 from whywait.lab.state import Engine
+from whywait.load.recipe import Load
 from whywait.load.stub import StubProcess
+from whywait.session import Options
 from whywait.verbs import exam as verb
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,6 +216,31 @@ def test_the_tokenizer_knows_every_printable_character(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == tokenizer.get_vocab_size()
 
 
+def test_blinding_takes_away_what_it_says(
+    stub: StubProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = app.measure(Options(url=stub.url, out=str(tmp_path / "r")), [Load("concurrency", 1, requests=2),
+                      Load("concurrency", 2, requests=6)], lambda _: None).run  # fmt: skip
+    assert any(s.startswith("metrics") for s in run.readings["source"])
+    assert len(exam_blind.reference(run).points) == 1
+    half = exam_blind.half(run)
+    assert 0 < len(half.requests) < len(run.requests)
+    bare = exam_blind.blinded(run, exam_blind.parse("metrics, host,slots,stages"))
+    left = set(bare.readings["source"])
+    assert not [s for s in left if s.startswith(("metrics", "slots", "process/engine", "host"))]
+    assert "process/client" in left
+    assert "slots" not in bare.manifest.engine
+    assert np.isnan(bare.requests["engine_prefill_ms"]).all()
+    with pytest.raises(UsageError, match="eyes"):
+        exam_blind.blinded(run, ["eyes"])
+    exam.save(run, tmp_path / "runs" / "llama-base-url", {"name": "llama-base-url"})
+    page = tmp_path / "page.md"
+    page.write_text(f"{exam_score.BLIND_BEGIN}\nold\n{exam_score.BLIND_END}\n")
+    assert main(["exam", "score", str(tmp_path / "runs"), "--blind", "each", "--page", str(page)]) in (0, 1)
+    assert page.read_text().count("\n| ") == len(exam_blind.SETS) + 2
+    assert "| metrics + host |" in capsys.readouterr().out
+
+
 def test_list_and_missing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exam", "score", str(tmp_path), "--list", "--engine", "vllm"]) == 0
     said = capsys.readouterr().out
@@ -230,6 +258,16 @@ def test_the_kept_runs_are_small_and_name_no_machine() -> None:
         said = manifest.read_text()
         assert "/home/" not in said
         assert "/opt/" not in said
+
+
+@kept
+def test_less_to_go_by_makes_no_verdict_wrong() -> None:
+    """Each kept run without what another measurement would not have had: a few sets in turn, all in ``score --blind
+    each``."""
+    for i, path in enumerate(sorted(KEPT.glob("*/case.json"))):
+        taken = exam_blind.SETS[i % len(exam_blind.SETS)]
+        marked = exam_score.score(KEPT, taken, [path.parent.name])
+        assert [(m.case.name, taken) for m in exam_score.confident_wrongs(marked)] == []
 
 
 @kept

@@ -141,7 +141,9 @@ def hogged(run: Run, child: bool) -> Run:
     """The client's loop lacks a core, by a busy loop that is, or is not, a child of this client."""
     loop = {"main": (0.03, 0.27)}
     mine = threads(run, "process/client", **loop, **({"hog": (0.9, 0.1)} if child else {}))
-    busy = at(run, {"cpu_busy_seconds_total": ("rate", 1.93), "engine_cores_busy_seconds_total": ("rate", 0.95)}, "host")
+    busy = at(
+        run, {"cpu_busy_seconds_total": ("rate", 1.93), "engine_cores_busy_seconds_total": ("rate", 0.95)}, "host"
+    )
     seconds = (span(run)[1] - span(run)[0]) / 1e9
     client = {"read_lag_ms": {"p50": 1.4, "p99": 15.0}, "cpu_ns_by_point": {"0": 0.03 * seconds * 1e9}}
     return read(told(run), threads(run, "process/engine", python=(0.95, 0.02)), mine, busy, client=client)
@@ -153,7 +155,8 @@ def test_a_loop_that_hardly_ever_has_a_core_while_others_compute(child: bool) ->
     assert client_lost(run, span(run)) == pytest.approx(0.9, abs=0.02)
     assert neighbours(run, span(run), 0.95) == pytest.approx(0.95, abs=0.03)
     assert holds(run)[0] == "the client itself"
-    calm = read(run, threads(run, "process/engine", python=(0.95, 0.02)), threads(run, "process/client", main=(0.03, 0.27)),
+    engine = threads(run, "process/engine", python=(0.95, 0.02))
+    calm = read(run, engine, threads(run, "process/client", main=(0.03, 0.27)),
                 at(run, {"cpu_busy_seconds_total": ("rate", 0.98)}, "host"))  # fmt: skip
     assert "the client itself" not in holds(calm)  # nobody else: it merely shares the engine's cores
 

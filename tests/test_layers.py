@@ -44,7 +44,8 @@ MAY: dict[str, set[str]] = {
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
-    "exam_score": {*CORE, "lab", "judge", "app", "exam"},
+    "exam_blind": set(CORE),
+    "exam_score": {*CORE, "lab", "judge", "app", "exam", "exam_blind"},
     "verbs": {
         *FLOOR,
         *PRODUCERS,
@@ -58,6 +59,7 @@ MAY: dict[str, set[str]] = {
         "observing",
         "reading",
         "exam",
+        "exam_blind",
         "exam_score",
     },
     "cli": {"whywait", "errors", "verbs"},

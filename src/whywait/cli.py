@@ -203,8 +203,11 @@ def _flags_exam(p: argparse.ArgumentParser) -> None:
     p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
     p.add_argument("--list", action="store_true", help="score: list the cases instead")
     p.add_argument("--json", action="store_true", help="score: as JSON on stdout")
-    p.add_argument("--blind", metavar="WHAT",
-                   help="score: without metrics, host, slots, stages, reference, half (several: a,b); each: a table")
+    p.add_argument(
+        "--blind",
+        metavar="WHAT",
+        help="score: without metrics, host, slots, stages, reference, half (several: a,b); each: a table",
+    )
     p.add_argument("--page", metavar="FILE", help="score: also write it into this page, between its markers")
 
 

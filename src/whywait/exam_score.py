@@ -199,9 +199,12 @@ def blind_table(folder: Path, names: Collection[str] | None = None) -> tuple[str
         marked = score(folder, taken, names)
         t, bad = _totals(marked), confident_wrongs(marked)
         wrong += [f"{m.case.name} without {described(taken)}" for m in bad]
-        rows.append(f"| {described(taken)} | {t['right']} | {t['half']} | {t['symptom']} | {t['undecided']} | {len(bad)} | "
-                    f"{', '.join(m.case.name for m in bad)} |")  # fmt: skip
-    head = f"| taken away ({t['cases']} cases) | right first | half of two | a symptom | undecided | confident and wrong | which |"
+        counts = [str(t[k]) for k in ("right", "half", "symptom", "undecided")]
+        rows.append(
+            f"| {' | '.join([described(taken), *counts, str(len(bad)), ', '.join(m.case.name for m in bad)])} |"
+        )
+    columns = ("right first", "half of two", "a symptom", "undecided", "confident and wrong", "which")
+    head = f"| taken away ({t['cases']} cases) | {' | '.join(columns)} |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n", wrong
 
 

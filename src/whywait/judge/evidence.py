@@ -35,8 +35,8 @@ class Cpu:
     ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute,
     ``serving_wait`` what those others waited for a core, ``serving_top`` the busiest
     serving thread: process, seconds on a core, seconds ready. ``quota`` in cores, ``throttled`` seconds and
-    ``throttled_periods`` (share) of its control group. ``hot`` is what the busiest computing thread ran or wanted to run,
-    the time it was throttled included.
+    ``throttled_periods`` (share) of its control group. ``hot`` is what the busiest computing thread ran or wanted to
+    run, the time it was throttled included.
     """
 
     run: float | None = None
@@ -215,8 +215,8 @@ class Seen:
 @dataclass(frozen=True)
 class Evidence:
     """Of a whole Run. ``focus`` is the load the verdict is about, ``beyond`` the rungs above it that only we asked for;
-    ``lag_ms`` how late our own loop read (p50, p99), ``late_reads`` which part of coalesced reads came while it was; ``paged``
-    whether a page of the engine's metrics was read."""
+    ``lag_ms`` how late our own loop read (p50, p99), ``late_reads`` which part of coalesced reads came while it was;
+    ``paged`` whether a page of the engine's metrics was read."""
 
     points: list[Seen]
     engine: dict[str, Any]
