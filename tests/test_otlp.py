@@ -267,6 +267,16 @@ def test_receiver_refuses_and_counts_what_it_refused(receiver: Receiver, tmp_pat
     assert refused == [1, 2, 3, 4]
 
 
+def test_an_export_that_breaks_off_is_counted_as_lost(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_spans: list[Span]) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(receiver, "take", fails)
+    with pytest.raises(http.client.RemoteDisconnected):
+        post(receiver, export(span(trace(1), **VLLM)))
+    assert receiver.refused == 1
+
+
 def test_spans_of_others_are_counted_and_only_kept_where_they_name_a_request(
     receiver: Receiver, tmp_path: Path
 ) -> None:

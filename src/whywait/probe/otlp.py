@@ -292,7 +292,11 @@ def _handler(receiver: Receiver) -> type[Handler]:
     class Exports(Handler):
         def do_POST(self) -> None:
             began = time.thread_time()
-            self._take()
+            try:
+                self._take()
+            except Exception:  # it hung up in the middle, or a fault of ours: lost either way, and that is counted
+                receiver.refuse()
+                raise
             receiver.cost(time.thread_time() - began)
 
         def _take(self) -> None:
