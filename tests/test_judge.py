@@ -94,7 +94,7 @@ def test_want_of_load() -> None:
     found = verdicts(sweep([1, 2], lambda c: 20.0, slots=8))["want of load"]
     assert found.state == "holds"
     assert found.share == pytest.approx(0.75, abs=0.05)  # eight at once would make four times as much
-    filled = verdicts(sweep([1, 2], lambda c: 20.0 * c, slots=8, prefill_ms=0.001))["want of load"]
+    filled = verdicts(sweep([1, 4], lambda c: 20.0 * c, slots=8, prefill_ms=0.001))["want of load"]
     assert filled.state == "fails"
     full = verdicts(sweep([1, 8], lambda c: 20.0, slots=8))["want of load"]
     assert full.state == "fails"  # the batch cannot grow

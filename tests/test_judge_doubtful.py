@@ -207,3 +207,15 @@ def test_few_drafts_cost_little_though_none_agrees() -> None:
 
     assert drafting(90.0)[0] == "poor speculation"
     assert "poor speculation" not in drafting(0.4)
+
+
+def test_two_at_a_time_do_not_tell_what_eight_would_make() -> None:
+    """Kernels change between one sequence and several: a step of two may take twice that of one, and of eight no more."""
+    one, two = Service(slots=8, gap_ms=18.0).closed(1, 16), Service(slots=8, gap_ms=33.0).closed(2, 32)
+    run = fed(join([one, two]))
+    paged = at(run, {"output_tokens_total": ("rate", 50.0)})
+    run = dataclasses.replace(run, readings=type(run.readings).concat([run.readings, read(run, paged).readings]))
+    assert holds(run) == []
+    assert the(run, "want of load", "undecided").next_step
+    full = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, engine={"slots": 2}))
+    assert holds(full)[0] == "compute-bound decode"  # all there is room for

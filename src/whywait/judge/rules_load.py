@@ -6,6 +6,7 @@ from whywait.judge.evidence import Evidence, Seen, ratio
 from whywait.judge.verdict import WORK, Verdict
 from whywait.units import number, percent
 
+NARROW = 4  # in flight: from one to fewer than this kernels change, so that no line leads to many more
 UNUSED = 0.15  # of the throughput that is there
 IDLE = 0.4  # of the device's time without any request
 SHED = 0.02  # of the requests
@@ -56,6 +57,9 @@ def _scaled(e: Evidence, p: Seen, low: Seen, base: Verdict) -> list[Verdict]:
     best = reach if s == float("inf") else reach * (s + 1) / (s + reach)
     unused = 1 - gain / best if best > gain else 0.0
     facts = (*base.evidence, fact)
+    if unused < UNUSED and n < NARROW and room >= 2 * n:
+        claim = f"So few in flight do not tell what {room:.0f} at once would make"
+        return [_other(base, "undecided", claim, facts, unused)]
     if unused < UNUSED:
         return [_other(base, "fails", f"At {p.name} more load would gain little ({percent(unused)})", facts, unused)]
     claim = f"At {p.name} the batch is small for want of load: {percent(unused)} less than with {room:.0f} at once"

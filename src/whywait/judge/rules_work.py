@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from whywait.judge.evidence import MIXED, Evidence, Seen, ratio
+from whywait.judge.rules_load import NARROW
 from whywait.judge.verdict import WORK, Verdict
 from whywait.physics.cost import COMPUTE, KV, WEIGHTS, Machine, Model, decode_step_s
 from whywait.units import ms, percent
@@ -201,7 +204,9 @@ def decode(e: Evidence) -> list[Verdict]:
                         evidence=tuple(facts), next_step=step, point=p.number, kind=WORK)  # fmt: skip
     if len(widths) < 2 or widths[-1][0] < 1.5 * widths[0][0]:
         return [undecided]
-    (n1, t1), (n2, t2) = widths[0], min((w for w in widths if w[0] >= 1.5 * widths[0][0]), key=lambda w: w[0])
+    mine = min(p.target if p.mode == "concurrency" else (p.in_flight or 0), limit)
+    (n1, t1), (n2, t2) = widths[0], min((w for w in widths if w[0] >= 1.5 * widths[0][0]),
+                                        key=lambda w: abs(w[0] - mine))  # fmt: skip
     each = max(0.0, (t2 - t1) / (n2 - n1))
     shared = max(0.0, t1 - each * n1)
     return [_bound(e, undecided, (n1, t1, n2, t2), (shared, each))]
@@ -218,6 +223,9 @@ def _bound(e: Evidence, base: Verdict, seen: tuple[float, float, float, float], 
         return Verdict(base.cause, claim, "undecided", base.share, where=base.where, how="modelled", evidence=facts,
                        next_step="more requests at each concurrency, or "
                        + e.profile("what of a step grows with the batch"), point=base.point, kind=WORK)  # fmt: skip
+    if part < BETWEEN[1] and n2 < NARROW and (e.limit() or 2 * n2) >= 2 * n2:
+        return replace(base, evidence=facts, claim=f"A step of {n2:g} takes nearly {n2:g} times that of one; whether a "
+                       "wider one does, so few do not tell")  # fmt: skip
     return _named(e, base, "weights" if part >= BETWEEN[1] else "compute", max(part, 1 - part), facts)
 
 
