@@ -210,7 +210,7 @@ def test_few_drafts_cost_little_though_none_agrees() -> None:
 
 
 def test_two_at_a_time_do_not_tell_what_eight_would_make() -> None:
-    """Kernels change between one sequence and several: a step of two may take twice that of one, and of eight no more."""
+    """Kernels change between one sequence and several: a step of two may take twice that of one, of eight no more."""
     one, two = Service(slots=8, gap_ms=18.0).closed(1, 16), Service(slots=8, gap_ms=33.0).closed(2, 32)
     run = fed(join([one, two]))
     paged = at(run, {"output_tokens_total": ("rate", 50.0)})
@@ -219,3 +219,13 @@ def test_two_at_a_time_do_not_tell_what_eight_would_make() -> None:
     assert the(run, "want of load", "undecided").next_step
     full = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, engine={"slots": 2}))
     assert holds(full)[0] == "compute-bound decode"  # all there is room for
+
+
+def test_this_client_on_the_engines_cores_is_no_neighbour() -> None:
+    run = pair()
+    engine = threads(run, "process/engine", python=(0.6, 0.4))
+    busy = at(run, {"engine_cores_busy_seconds_total": ("rate", 1.0)}, "host")
+    ours = threads(run, "process/client", main=(0.38, 0.02))
+    assert "noisy neighbour" in holds(read(run, engine, busy))
+    assert "noisy neighbour" not in holds(read(run, engine, busy, ours))
+    assert the(read(run, engine, busy, ours), "noisy neighbour", "undecided").next_step

@@ -49,12 +49,13 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
         and cores.mean >= (run.manifest.machine.get("client") or {}).get("cores", 1e9)
     ):
         busy = _rate(run, "cpu_busy_seconds_total", span, "host")
+    mine = sum(t.run for t in _loops(run, span))  # if we run on its cores: what we take is not somebody else's doing
     stopped = _rate(run, "cgroup_throttled_seconds_total", span, "process/engine")
     return Cpu(
         run=total,
         lost=wait_s / (run_s + wait_s) if run_s + wait_s > 0 else None,
         wait=wait_s / max(len(hot), 1),
-        others=None if busy is None else max(busy - total, 0.0),
+        others=None if busy is None else max(busy - total - mine, 0.0),
         cores=None if cores is None else cores.mean,
         serving=max(total - run_s, 0.0) if hot else None,
         serving_wait=sum(t.wait for t in cold),

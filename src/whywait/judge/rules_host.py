@@ -86,7 +86,7 @@ def noise(e: Evidence, p: Seen) -> list[Verdict]:
         return [_replaced(verdict, claim, tuple(facts))]
     facts.append(f"others used {c.others:.2f} cores of those it may run on{name}")
     if c.others < 0.3 * c.wait:  # of one thread's wait at least must be somebody else's doing
-        claim = f"At {p.name} the engine's threads wait for cores, mostly for each other"
+        claim = f"At {p.name} the engine's threads wait for cores, mostly for each other or this client"
         return [_replaced(verdict, claim, tuple(facts))]
     return [_with(verdict, tuple(facts))]
 
