@@ -32,10 +32,10 @@ class Cpu:
 
     ``run`` of all its threads; ``lost`` is what the computing threads waited for a core, of the time they wanted one
     (0..1), ``wait`` the same of wall time, per thread; ``others`` is what anybody but us used on the cores it may run
-    on, ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute, ``serving_wait`` what those
-    others waited for a core, ``serving_top`` the busiest serving thread: process, seconds on a core, seconds ready.
-    ``quota`` in cores, ``throttled`` seconds and ``throttled_periods`` (share) of its control group. ``hot`` is what the
-    busiest computing thread ran or wanted to run, the time it was throttled included.
+    on, ``neighbour`` who used most; ``serving`` is ``run`` without the threads that compute, ``serving_wait`` what
+    those others waited for a core, ``serving_top`` the busiest serving thread: process, seconds on a core, seconds
+    ready. ``quota`` in cores, ``throttled`` seconds and ``throttled_periods`` (share) of its control group. ``hot`` is
+    what the busiest computing thread ran or wanted to run, the time it was throttled included.
     """
 
     run: float | None = None
