@@ -229,3 +229,13 @@ def test_this_client_on_the_engines_cores_is_no_neighbour() -> None:
     assert "noisy neighbour" in holds(read(run, engine, busy))
     assert "noisy neighbour" not in holds(read(run, engine, busy, ours))
     assert the(read(run, engine, busy, ours), "noisy neighbour", "undecided").next_step
+
+
+def test_a_path_that_varies_bunches_tokens_and_is_no_buffer() -> None:
+    quick = pair(slots=64, gap_ms=1.0, prefill_ms=5.0)
+    n = quick.requests["output_tokens"]
+    made = dataclasses.replace(coalesced(quick, 4), requests=quick.requests.replace(engine_decode_ms=(n - 1) * 1.0))
+    run = delayed(made, 250, 80)
+    run = read(run, at(run, {"waiting": 0.0, "running": 1.0}), client=TIMELY)
+    assert holds(run, "llama.cpp")[0] == "network latency"
+    assert "buffering proxy" not in holds(run, "llama.cpp")

@@ -29,7 +29,10 @@ def path(e: Evidence) -> list[Verdict]:
     for p in e.plain or e.points:
         sick = client(e, p)
         held = [] if sick else buffering(e, p)
-        out += sick + held + ([] if sick else network(e, p, bool(held)))
+        far = _far(p)
+        if far and held and held[0].share == PRESENT:
+            held = []  # a path that varies bunches what it delays: there is nothing that is held for long
+        out += sick + held + ([] if sick else network(e, p, bool(held) and not far))
     return out
 
 
@@ -97,7 +100,10 @@ def buffering(e: Evidence, p: Seen) -> list[Verdict]:
         facts.append(f"the engine made a token every {ms(s.engine_gap_ms)}")
     if e.lag_ms is not None:
         facts.append(f"this client was in time: it read {ms(e.lag_ms[1])} late at p99")
-    share = max(held, (s.first_share or 0.0) * s.together * _decoding(p), PRESENT)
+    # What is held waits for what comes with it: no longer than the engine takes to make so many.
+    hold = _hold_ms(p)
+    share = max(held, PRESENT, min((s.first_share or 0.0) * s.together * _decoding(p),
+                                   1.0 if hold is None else hold / max(p.total_ms, 1e-9)))  # fmt: skip
     if alone and p.draft is None and not e.paged:
         claim = f"At {p.name} tokens arrive together, though the first comes alone: a path that holds them, or drafts"
         return [Verdict("buffering proxy", claim, "undecided", share, where=p.name, evidence=tuple(facts),
@@ -119,6 +125,18 @@ def buffering(e: Evidence, p: Seen) -> list[Verdict]:
             next_step="measure the engine's own address, past the proxy",
         )
     ]
+
+
+def _hold_ms(p: Seen) -> float | None:
+    s = p.streams
+    gap = s.engine_gap_ms or s.client_gap_ms  # on the whole tokens arrive as they are made, but for the first burst
+    return None if not gap or not s.chunks else gap * s.chunks / max(s.bursts or 1.0, 1.0)
+
+
+def _far(p: Seen) -> bool:
+    """Whether every request pays more outside the engine than holding its tokens together explains."""
+    low, hold = p.streams.outside_ms[0] if p.streams.outside_ms else None, _hold_ms(p)
+    return low is not None and hold is not None and low > FLOOR_MS + 1.5 * hold
 
 
 def _decoding(p: Seen) -> float:
