@@ -88,7 +88,8 @@ def _line() -> Iterator[Case]:
     base = "vllm-base-short"
     for ms, jitter in ((60, 0), (150, 0), (60, 80)):
         yield _case(f"delay-{ms}-{jitter}", "network latency", "network latency", workload=SHORT, put="delay",
-                    args={"ms": ms, "jitter_ms": jitter}, points=closed(4), by="url", base=base)  # fmt: skip
+                    args={"ms": ms, "jitter_ms": jitter}, points=closed(4), by="url", base=base,
+                    symptoms=("buffering proxy",) if jitter else ())  # fmt: skip
     for size in (16384, 4096):
         yield _case(f"buffer-{size // 1024}k", "a buffering proxy", "buffering proxy", put="buffering",
                     args={"size": size}, by="url", base="vllm-base-url")  # fmt: skip
