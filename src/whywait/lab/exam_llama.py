@@ -17,6 +17,8 @@ HEALTHY: Final = (*DECODE, "compute-bound prefill", "want of load")
 CHAT: Final = chat(32, 32)
 SHORT: Final = chat(24, 12)
 SHARED: Final = chat(420, 8, shared=0.9)
+FAST: Final = chat(48, 40)
+TINY: Final = {"slots": 8, "ctx_per_slot": 2048, "synthetic": "tiny"}
 FOUR: Final = {"slots": 4}
 EIGHT: Final = {"slots": 8}
 
@@ -38,6 +40,11 @@ def _bases() -> Iterator[Case]:
     yield _case("base-url", "", HEALTHY, by="url", symptoms=BESIDE)
     yield _case("base-short", "", HEALTHY, workload=SHORT, by="url", symptoms=BESIDE)
     yield _case("base-shared", "", HEALTHY, workload=SHARED, symptoms=BESIDE)
+    fast = (*HEALTHY, "host CPU")  # a model so small that the server around it is much of its time
+    yield _case("base-fast", "", fast, settings=TINY, workload=FAST, points=closed(4, 10, 4), by="url",
+                symptoms=BESIDE)  # fmt: skip
+    yield _case("base-fast-rate", "", fast, settings=TINY, workload=FAST, points=opened(20.0, 14, 4),
+                symptoms=BESIDE)  # fmt: skip
     yield _case("base-rate", "", HEALTHY, workload=SHORT, points=opened(1.0), symptoms=BESIDE)
 
 
@@ -75,16 +82,24 @@ def _machine() -> Iterator[Case]:
         yield _case(f"quota-{cpus:g}", "cpu quota", "cpu quota", put="quota", args={"cpus": cpus}, base=base)
     for count in (1, 2, 4):
         yield _case(f"hog-{count}", "noisy neighbour", "noisy neighbour", put="hog", args={"count": count}, base=base)
-    for count in (4, 12):
+    # Kernel stamps make our client hard to starve: it takes many short streams in open loop, where sends come late.
+    for count in (16, 32):
         yield _case(f"client-{count}", "a starved client", "the client itself", put="starved client",
-                    args={"count": count}, base=base)  # fmt: skip
+                    args={"count": count}, settings=TINY, workload=FAST, points=opened(20.0, 14, 4),
+                    base="llama-base-fast-rate")  # fmt: skip
 
 
 def _line() -> Iterator[Case]:
     base = "llama-base-short"
-    for ms, jitter in ((60, 0), (150, 0), (100, 100)):
+    # Jitter that keeps the order hands pieces on in clumps, as a buffer does: a true word, but not the main one.
+    # Where the service takes long itself, a short way there is no cause: the strengths suit each service's own time.
+    for ms, jitter in ((150, 0), (300, 0)):
         yield _case(f"delay-{ms}-{jitter}", "network latency", "network latency", workload=SHORT, put="delay",
-                    args={"ms": ms, "jitter_ms": jitter}, by="url", base=base)  # fmt: skip
+                    args={"ms": ms, "jitter_ms": jitter}, points=closed(2), by="url", base=base)  # fmt: skip
+    for ms, jitter in ((60, 0), (100, 100)):
+        yield _case(f"delay-{ms}-{jitter}", "network latency", "network latency", workload=FAST, put="delay",
+                    args={"ms": ms, "jitter_ms": jitter}, settings=TINY, points=closed(4, 10, 4), by="url",
+                    symptoms=("buffering proxy",) if jitter else (), base="llama-base-fast")  # fmt: skip
     for size in (16384, 4096):
         yield _case(f"buffer-{size // 1024}k", "a buffering proxy", "buffering proxy", put="buffering",
                     args={"size": size}, by="url", base="llama-base-url")  # fmt: skip

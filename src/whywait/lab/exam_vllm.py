@@ -12,7 +12,7 @@ from whywait.lab.exam import Case, Point, chat, closed, mixed, opened
 from whywait.lab.exam_llama import BESIDE, DECODE, HEALTHY
 
 CHAT: Final = chat(64, 48)
-SHORT: Final = chat(48, 16)
+SHORT: Final = chat(48, 4)
 SHARED: Final = chat(600, 12, shared=0.9, groups=2)
 #: The engine of most cases: room for 16 sequences, more KV space than they need.
 USUAL: Final = {"--max-num-seqs": 16}
@@ -30,9 +30,10 @@ def _bases() -> Iterator[Case]:
     yield _case("base", "", small, symptoms=BESIDE)
     yield _case("base-alone", "", small, points=(Point("concurrency", 1, 15),))
     yield _case("base-url", "", small, by="url", symptoms=BESIDE)
-    yield _case("base-short", "", small, workload=SHORT, by="url", symptoms=BESIDE)
+    yield _case("base-short", "", small, workload=SHORT, points=closed(4), by="url", symptoms=BESIDE)
     yield _case("base-wide", "", small, points=closed(16), symptoms=BESIDE)
     yield _case("base-shared", "", small, workload=SHARED, symptoms=BESIDE)
+    yield _case("base-short-rate", "", small, workload=SHORT, points=opened(8.0, 14), symptoms=BESIDE)
     yield _case("base-rate", "", small, workload=SHORT, points=opened(2.0), symptoms=BESIDE)
 
 
@@ -77,18 +78,22 @@ def _machine() -> Iterator[Case]:
         yield _case(f"quota-{cpus:g}", "cpu quota", "cpu quota", put="quota", args={"cpus": cpus}, base=base)
     for count in (1, 3):
         yield _case(f"hog-{count}", "noisy neighbour", "noisy neighbour", put="hog", args={"count": count}, base=base)
-    yield _case("client-8", "a starved client", "the client itself", put="starved client", args={"count": 8}, base=base)
+    for count in (16, 32):
+        yield _case(f"client-{count}", "a starved client", "the client itself", put="starved client",
+                    args={"count": count}, workload=SHORT, points=opened(8.0, 14),
+                    base="vllm-base-short-rate")  # fmt: skip
 
 
 def _line() -> Iterator[Case]:
     base = "vllm-base-short"
     for ms, jitter in ((60, 0), (150, 0), (60, 80)):
         yield _case(f"delay-{ms}-{jitter}", "network latency", "network latency", workload=SHORT, put="delay",
-                    args={"ms": ms, "jitter_ms": jitter}, by="url", base=base)  # fmt: skip
+                    args={"ms": ms, "jitter_ms": jitter}, points=closed(4), by="url", base=base,
+                    symptoms=("buffering proxy",) if jitter else ())  # fmt: skip
     for size in (16384, 4096):
         yield _case(f"buffer-{size // 1024}k", "a buffering proxy", "buffering proxy", put="buffering",
                     args={"size": size}, by="url", base="vllm-base-url")  # fmt: skip
-    yield _case("shed-gateway", "load shedding", "load shedding", workload=SHORT, put="shedding", args={"most": 3},
+    yield _case("shed-gateway", "load shedding", "load shedding", put="shedding", args={"most": 3},
                 points=opened(15.0, 12), by="url", base="vllm-base-rate")  # fmt: skip
 
 
