@@ -237,6 +237,13 @@ def test_tokens_that_arrive_together_while_we_were_late_are_our_own_doing() -> N
     )
 
 
+def test_a_client_late_by_less_than_a_gap_did_not_bring_tokens_together() -> None:
+    run = coalesced(pair())
+    mine = threads(run, "process/client", python=(0.02, 0.9))
+    slight = {"coalesced_reads": 100, "coalesced_reads_while_late": 80, "read_lag_ms": {"p50": 0.2, "p99": 1.4}}
+    assert holds(read(run, mine, client=slight))[0] == "buffering proxy"
+
+
 # -- queues --------------------------------------------------------------------------------------------------------
 
 
