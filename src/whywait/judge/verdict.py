@@ -64,6 +64,9 @@ def rank(verdicts: list[Verdict]) -> list[Verdict]:
         (v.share or 0.0 for v in verdicts if v.cause in STRETCHERS and v.state == "holds" and not v.beyond), default=0.0
     )
 
+    work = [v for v in verdicts if v.kind == WORK and v.state == "holds" and not v.beyond and v.of == "request time"]
+    top = max(work, key=lambda v: v.share or 0.0).cause if work else ""
+
     def key(v: Verdict) -> tuple[Any, ...]:
         share = v.share or 0.0
         minor = v.kind == WORK or share < MATTERS
@@ -74,8 +77,11 @@ def rank(verdicts: list[Verdict]) -> list[Verdict]:
         )
         led = v.cause in STRETCHERS or full < STRUCTURAL
         holds = v.state == "holds"
-        # How the few that there are spend their time does not matter before that there are few.
-        few = minor and v.cause == "want of load" and share >= STRUCTURAL
+        # How the few that there are spend their time does not matter before that there are few; and that a step
+        # mostly reads weights is what a small batch comes to.
+        few = (
+            minor and holds and v.cause == "want of load" and (share >= STRUCTURAL or top == "weight-read-bound decode")
+        )
         return order[v.state], v.beyond, minor and holds, holds and led and not few, not few, -share
 
     return sorted(verdicts, key=key)
