@@ -21,7 +21,7 @@ LAG_MS = 5.0, 60.0  # our own loop read this late: median, p99 (which must excee
 #: Or others used that many cores, and it hardly ever had one when it wanted: then a lesser delay is no accident. (Where
 #: engine and client merely share cores, the client waits as much.)
 HARDLY, HARDLY_MS, OTHERS = 0.8, (1.0, 10.0), 0.5
-BUNCHES = 0.3  # of the usual gap between tokens
+BUNCHES, BUNCHES_MS = 0.3, 5.0  # of the usual gap between tokens (which may not be known); at p99
 STARVED = 0.5  # of the time our own loop wanted a core
 
 
@@ -47,7 +47,8 @@ def client(e: Evidence, p: Seen) -> list[Verdict]:
     slow = slow or (hardly and lag[0] >= HARDLY_MS[0] and lag[1] >= HARDLY_MS[1])
     starved = p.client_lost is not None and p.client_lost >= STARVED
     # Being late can only bring together what lies closer than that.
-    bunched = (s.together or 0.0) >= 0.1 and (e.late_reads or 0.0) >= LATE and lag[1] >= BUNCHES * gap
+    late_enough = lag[1] >= max(BUNCHES_MS, BUNCHES * gap)
+    bunched = (s.together or 0.0) >= 0.1 and (e.late_reads or 0.0) >= LATE and late_enough
     if p.client_lost is not None:
         facts.append(f"this client's loop was ready without a core {percent(p.client_lost)} of the time it wanted one")
     if e.lag_ms is not None:
