@@ -12,9 +12,11 @@ from tests.analysis_runs import MS, S, Service, join
 from tests.test_judge_causes import TIMELY, at, coalesced, delayed, holds, pair, read, the, threads, waiting_run
 from whywait.analyze.summary import summarize
 from whywait.core.run import Run
+from whywait.judge.doubtful import lesser
 from whywait.judge.facts_cpu import client_lost, neighbours
 from whywait.judge.facts_requests import _pending, work
 from whywait.judge.gather import gather
+from whywait.judge.verdict import WORK, Verdict
 
 LOCAL = {"engine_is_local": True}
 
@@ -239,3 +241,12 @@ def test_a_path_that_varies_bunches_tokens_and_is_no_buffer() -> None:
     run = read(run, at(run, {"waiting": 0.0, "running": 1.0}), client=TIMELY)
     assert holds(run, "llama.cpp")[0] == "network latency"
     assert "buffering proxy" not in holds(run, "llama.cpp")
+
+
+def test_weight_reads_are_withheld_where_the_batch_may_just_be_small() -> None:
+    few = Verdict("want of load", "?", "undecided", 0.0, of="device time", point=1, kind=WORK)
+    reads = Verdict("weight-read-bound decode", "!", "holds", 0.7, evidence=("a step",), point=1, kind=WORK)
+    found = {v.cause: v.state for v in lesser([few, reads])}
+    assert found["weight-read-bound decode"] == "undecided"
+    fails = dataclasses.replace(few, state="fails")
+    assert {v.cause: v.state for v in lesser([fails, reads])}["weight-read-bound decode"] == "holds"

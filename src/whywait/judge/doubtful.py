@@ -20,6 +20,8 @@ IDLE = 0.4  # of the device's time without any request: want of load whatever el
 RUNS = 0.1  # cores: what uses less while requests are computed is a proxy, not the engine
 PRESENT = 0.6  # of the time that requests are computed on a CPU, its threads must at least want to run
 SLOWED, SLOWED_MS = 1.3, 5.0  # tokens arrive this many times as far apart as they are made, and that much more
+LARGER = "other work takes more of the time, and what bounds that is not known"
+SMALL = "whether the batch is small only for want of load is not known"
 BUSY = 0.3  # of the time requests are computed by their stamps, for either to be said
 
 
@@ -54,17 +56,21 @@ def _slowed(v: Verdict, p: Seen) -> tuple[str, str] | None:
 
 
 def lesser(found: list[Verdict]) -> list[Verdict]:
-    """``found`` with work undecided where another work of the same load is larger and undecided."""
+    """``found`` with work undecided where another work of the same load is larger and undecided, or where it may be but
+    what a small batch looks like."""
     most: dict[int | None, float] = {}
     for v in found:
         if v.kind == WORK and v.state == "undecided":
             most[v.point] = max(most.get(v.point, 0.0), v.share or 0.0)
-    return [_second(v) if v.kind == WORK and v.state == "holds" and v.of == "request time"
-            and (v.share or 0.0) < most.get(v.point, 0.0) else v for v in found]  # fmt: skip
+    out = [_second(v, LARGER) if v.kind == WORK and v.state == "holds" and v.of == "request time"
+           and (v.share or 0.0) < most.get(v.point, 0.0) else v for v in found]  # fmt: skip
+    # A small batch mostly reads weights, whatever else is true: whether it need be small comes first.
+    small = {v.point for v in found if v.cause == "want of load" and v.state == "undecided"}
+    return [_second(v, SMALL) if v.cause == "weight-read-bound decode" and v.state == "holds" and v.point in small
+            else v for v in out]  # fmt: skip
 
 
-def _second(v: Verdict) -> Verdict:
-    why = "other work takes more of the time, and what bounds that is not known"
+def _second(v: Verdict, why: str) -> Verdict:
     return replace(v, state="undecided", against=(*v.against, why), claim=f"{v.claim}; {why}",
                    next_step="measure a second concurrency: whywait sweep URL --concurrency 1,8")  # fmt: skip
 
