@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_everything_a_stranger_needs_is_there(diagnosed: Path) -> None:
     }  # fmt: skip
     assert "spool" not in names
     report = (diagnosed / "report.html").read_text(encoding="utf-8")
-    assert json.loads((diagnosed / "summary.json").read_text())["headline"].split(".")[0] in report
+    assert escape(json.loads((diagnosed / "summary.json").read_text())["headline"].split(".")[0]) in report
 
 
 def test_invariants(diagnosed: Path, tmp_path: Path) -> None:
