@@ -363,7 +363,7 @@ def test_drafts_that_never_agree() -> None:
 def test_a_diagnosis_speaks_of_what_fits_and_says_what_lies_beyond() -> None:
     made = Service(slots=4)
     run = join([made.closed(c, 16 * c) for c in (1, 4, 16)])
-    climbing = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, command=["diagnose", "URL"]))
+    climbing = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, journey={"climbs": True}))
     v = the(climbing, "slot limit")
     assert v.beyond
     assert holds(climbing)[0] != "slot limit"

@@ -91,9 +91,7 @@ def diagnose(
     """
     began = time.monotonic()
     deadline = began + budget_s
-    # The verdict reads from the command whether the climb was ours; the Python API has none.
-    command = options.command if options.command[:1] == ("diagnose",) else ("diagnose",)
-    options = dataclasses.replace(options, single_stream_ok=True, command=command)
+    options = dataclasses.replace(options, single_stream_ok=True, climbs=True)
     with Session(options, say, watch, engine) as s:
         only_one = not (s.target.endpoint.loopback or options.load_ok)
         if only_one:

@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What a journey needs to know; every field is a flag of the command line."""
+    """What a journey needs to know: flags of the command line, and what the journey itself decides."""
 
     url: str = ""
     model: str | None = None
@@ -41,6 +41,7 @@ class Options:
     processes: int = 1
     loads: tuple[Load, ...] = ()  # what is to be measured, where that is known before
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
+    climbs: bool = False  # the journey itself decides which loads it measures, one after another
     command: tuple[str, ...] = ()
     reach: Reach = field(default_factory=Reach)  # TLS, proxy, headers
     probes: Probes = field(default_factory=Probes)  # what else is read beside the load
@@ -56,9 +57,10 @@ KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "proce
 
 
 def journey_of(o: Options) -> dict[str, Any]:
-    """What a manifest keeps of them, for ``resume``."""
+    """What a manifest keeps of them: for ``resume``, and for the verdict whose loads they were."""
     loads = [{k: getattr(x, k) for k in ("mode", "target", "requests", "duration_s", "label")} for x in o.loads]
-    return {"options": {k: getattr(o, k) for k in KEPT}, "headers": [n for n, _ in o.reach.headers], "loads": loads}
+    options = {k: getattr(o, k) for k in KEPT}
+    return {"options": options, "headers": [n for n, _ in o.reach.headers], "loads": loads, "climbs": o.climbs}
 
 
 def may_load(endpoint: Endpoint, o: Options) -> None:

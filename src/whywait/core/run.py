@@ -36,7 +36,9 @@ class Manifest:
     clock: list[dict[str, Any]] = field(default_factory=list)
     client: dict[str, Any] = field(default_factory=dict)
     slo: dict[str, float] = field(default_factory=dict)
-    journey: dict[str, Any] = field(default_factory=dict)  # what was to be measured, enough to resume it; no secrets
+    journey: dict[str, Any] = field(
+        default_factory=dict
+    )  # what was to be measured, by whose choice; to resume it; no secrets
     halves: list[dict[str, Any]] = field(default_factory=list)  # of a resumed run: the runs it was put together from
     partial: bool = False
     partial_reason: str = ""

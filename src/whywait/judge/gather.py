@@ -58,8 +58,9 @@ def _focus(run: Run, points: list[Seen], summary: dict[str, Any]) -> tuple[Seen 
         failing = [p for p in order if (p.summary.get("goodput_share") or 0.0) < 0.95]
         if failing:
             return failing[0], tuple(p.number for p in order if p.target > failing[0].target)
-    own = bool(run.manifest.command) and run.manifest.command[0] == "diagnose"
-    if not own or len(order) == 1:
+    # A run saved before the journey said so tells it by its command.
+    climbed = run.manifest.journey.get("climbs", run.manifest.command[:1] == ["diagnose"])
+    if not climbed or len(order) == 1:
         return order[-1], ()
     slots = Evidence(points, run.manifest.engine, {}).limit()
     knee = summary.get("knee")
