@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait.analyze import singles
+from whywait.analyze.phases import account
 from whywait.analyze.remote import with_agents
 from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
@@ -272,12 +273,13 @@ def keep(run: Run, directory: Path) -> Result:
 def analysed(run: Run, directory: Path) -> Result:
     """The summary and the verdicts of a Run; nothing is written."""
     seen = with_agents(run)
-    summary = summarize(seen)
+    acc = account(seen)
+    summary = summarize(seen, acc)
     table = by_name(run.manifest.engine.get("name"))
     flags = dict(table.flags) if table else {}
     if run.manifest.engine.get("kind") == "embedded":  # what was typed was whywait, not the engine's command
         flags["slots"] = f"{flags.get('slots')} of the server, --slots N of diagnose"
-    verdicts = judge(seen, summary, flags)
+    verdicts = judge(seen, summary, flags, acc)
     summary["verdicts"] = [v.as_dict() for v in verdicts]
     find = run.manifest.journey.get("find")
     if find:  # what the search had found when it was noted last; a killed one could not say that it was cut short

@@ -43,7 +43,7 @@ _WHY_NULL = {
 }
 
 
-def summarize(run: Run) -> dict[str, Any]:
+def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
     """The summary of ``run``: plain JSON values, None where unknown with the reason in ``doubts``.
 
     Keys: ``whywait_version, schema_version, definitions, made_by, partial, invalid`` (see ``offered.py``), ``slo,
@@ -57,9 +57,10 @@ def summarize(run: Run) -> dict[str, Any]:
     ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``engine_steps``, ``kv_use``, ``queue``,
     ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
     ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
-    those of ``ok`` requests that began in the window; counts and shares are of all.
+    those of ``ok`` requests that began in the window; counts and shares are of all. ``acc`` is ``account(run)`` when the
+    caller has it.
     """
-    acc = account(run)
+    acc = account(run) if acc is None else acc
     points, by_point = [], []
     for number in run.points["point"].tolist():
         point, more = summarize_point(run, number, acc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from whywait.analyze.phases import RequestAccount
 from whywait.core.run import Run
 from whywait.judge.causes import RULES
 from whywait.judge.doubtful import lesser, withheld
@@ -14,12 +15,15 @@ from whywait.judge.rules_load import shedding
 from whywait.judge.verdict import MATTERS, STRETCHERS, WAIT, WORK, Verdict, rank
 
 
-def judge(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> list[Verdict]:
+def judge(
+    run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None, acc: RequestAccount | None = None
+) -> list[Verdict]:
     """Verdicts of a Run: of the load it is about, then of other loads; causes that hold first (``verdict.rank``).
 
-    ``summary`` is that of the same run; ``flags`` are the engine's own names for its limits (``engines`` table).
+    ``summary`` is that of the same run; ``flags`` are the engine's own names for its limits (``engines`` table);
+    ``acc`` is the run's account when the caller has it.
     """
-    evidence = gather(run, summary, flags)
+    evidence = gather(run, summary, flags, acc)
     if not any(p.ok for p in evidence.points):
         if all("passive" in p for p in summary["points"]) and evidence.points:
             return [_idle(summary)]

@@ -20,9 +20,12 @@ PAIR = 1.15  # times the throughput of one, with two at a time: a third would ga
 Span = tuple[int, int]
 
 
-def gather(run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None) -> Evidence:
-    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run."""
-    acc = account(run)
+def gather(
+    run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None, acc: RequestAccount | None = None
+) -> Evidence:
+    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run, and ``acc``
+    its ``account(run)`` when the caller has it."""
+    acc = account(run) if acc is None else acc
     points = [_seen(run, row, s, acc) for row, s in zip(run.points.rows(), summary["points"], strict=True)]
     m = run.manifest
     focus, beyond = _focus(run, points, summary)
