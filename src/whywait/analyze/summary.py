@@ -57,8 +57,8 @@ def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
     ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``engine_steps``, ``kv_use``, ``queue``,
     ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
     ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
-    those of ``ok`` requests that began in the window; counts and shares are of all. ``acc`` is ``account(run)`` when the
-    caller has it.
+    those of ``ok`` requests that began in the window; counts and shares are of all. ``acc`` is ``account(run)`` when
+    the caller has it.
     """
     acc = account(run) if acc is None else acc
     points, by_point = [], []
