@@ -203,3 +203,11 @@ def test_failures_lead_where_they_are_many() -> None:
     assert failures(points) == "20 of 40 requests failed (15 http error, 5 reset)"
     assert failures([{"counts": {"ok": 100, "timeout": 5}}]) == ""
     assert failures([{"counts": {"ok": 0, "censored": 4}}]) == ""
+
+
+def test_what_bounds_a_step_of_one_need_not_bound_a_step_of_many() -> None:
+    v = verdicts(sweep([1, 4], lambda c: 14.0 + 6.0 * c))["weight-read-bound decode"]  # 70 % of one, 37 % of four
+    assert v.state == "undecided"
+    assert "70 % of a step of one, 37 % of one of 4" in v.claim
+    wide = verdicts(sweep([1, 4], lambda c: 19.0 + 1.0 * c))["weight-read-bound decode"]
+    assert (wide.state, "83 % of a step" in wide.claim) == ("holds", True), wide.claim

@@ -147,6 +147,8 @@ def test_a_frontend_busier_than_its_model() -> None:
     assert "host CPU" in holds(read(run, own, busy))
     idle = threads(run, "process/engine", python=(0.05, 0.02), VLLM_Worker=(0.9, 0.05))
     assert "host CPU" not in holds(read(run, idle, busy))
+    spins = threads(run, "process/engine", python=(0.05, 0.02), VLLM_Worker=(0.9, 0.05), VLLM_EngineCor=(0.6, 0.38))
+    assert "host CPU" not in holds(read(run, spins, busy))
 
 
 def test_a_device_that_is_not_fed_is_the_hosts_doing() -> None:

@@ -16,6 +16,8 @@ HOT = 0.3  # threads that used this share of the busiest thread's time are those
 CHILD = 1.5  # times the client's own CPU time, and half a second: a thread beyond is none of its own
 #: Parts of the process names that engines give themselves (comm is cut at 15 letters).
 WORKERS, SCHEDULERS = ("worker",), ("enginecor", "apiserver", "detokenizer")
+#: They wait for their worker in a busy loop: what they run, and what they wait to run, is no work.
+SPINNERS = ("enginecor",)
 Span = tuple[int, int]
 
 
@@ -37,7 +39,7 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
     if not hot:
         run_s, wait_s = total, _rate(run, "run_queue_wait_seconds_total", span, "process/engine") or 0.0
     cold = [t for t in threads if t not in hot]
-    top = max(cold, key=lambda t: t.run, default=None)
+    top = max((t for t in cold if not _named(t, SPINNERS)), key=lambda t: t.run, default=None)
     cores = gauge(run.readings, "cores_allowed", span, "process/engine")
     quota = gauge(run.readings, "cgroup_quota_cores", span, "process/engine", "mean")
     periods = delta(run.readings, "cgroup_periods_total", span, "process/engine")
@@ -70,9 +72,13 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
 
 def _computing(threads: list[_Thread]) -> list[_Thread]:
     """Those that compute: of engines that name their processes the workers, else the busiest."""
-    workers = [t for t in threads if any(word in t.process.lower() for word in WORKERS)]
-    mine = workers or [t for t in threads if not any(word in t.process.lower() for word in SCHEDULERS)]
+    workers = [t for t in threads if _named(t, WORKERS)]
+    mine = workers or [t for t in threads if not _named(t, SCHEDULERS)]
     return [t for t in mine if t.run >= HOT * max(x.run for x in mine)]
+
+
+def _named(t: _Thread, words: tuple[str, ...]) -> bool:
+    return any(word in t.process.lower() for word in words)
 
 
 def client_lost(run: Run, span: Span) -> float | None:

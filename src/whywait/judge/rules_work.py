@@ -209,24 +209,31 @@ def decode(e: Evidence) -> list[Verdict]:
                                         key=lambda w: abs(w[0] - mine))  # fmt: skip
     each = max(0.0, (t2 - t1) / (n2 - n1))
     shared = max(0.0, t1 - each * n1)
-    return [_bound(e, undecided, (n1, t1, n2, t2), (shared, each))]
+    return [_bound(e, undecided, (n1, t1, n2, t2), (shared, each, mine or n2))]
 
 
-def _bound(e: Evidence, base: Verdict, seen: tuple[float, float, float, float], parts: tuple[float, float]) -> Verdict:
+def _bound(
+    e: Evidence, base: Verdict, seen: tuple[float, float, float, float], parts: tuple[float, float, float]
+) -> Verdict:
+    """``parts``: ms that the batch shares, ms of each sequence, and how many sequences the load in question has in a
+    step: what bounds a step of one need not bound a step of many."""
     n1, t1, n2, t2 = seen
-    shared, each = parts
+    shared, each, width = parts
     part = shared / (shared + each) if shared + each > 0 else 0.0
+    here = shared / (shared + each * width) if shared + each > 0 else 0.0
     facts = (*base.evidence, f"a step of {n1:g} takes {ms(t1)}, of {n2:g} {ms(t2)}: {ms(shared)} that the batch shares "
              f"and {ms(each)} for each sequence (modelled)")  # fmt: skip
-    if BETWEEN[0] < part < BETWEEN[1]:
-        claim = f"Decode is bound about equally by weight reads and fixed costs ({percent(part)}) and by compute"
+    if BETWEEN[0] < part < BETWEEN[1] or here < BETWEEN[0] < part:
+        claim = (f"Decode is bound about equally by weight reads and fixed costs ({percent(part)} of a step of one, "
+                 f"{percent(here)} of one of {width:.0f}) and by compute")  # fmt: skip
         return Verdict(base.cause, claim, "undecided", base.share, where=base.where, how="modelled", evidence=facts,
                        next_step="more requests at each concurrency, or "
                        + e.profile("what of a step grows with the batch"), point=base.point, kind=WORK)  # fmt: skip
     if part < BETWEEN[1] and n2 < NARROW and (e.limit() or 2 * n2) >= 2 * n2:
         return replace(base, evidence=facts, claim=f"A step of {n2:g} takes nearly {n2:g} times that of one; whether a "
                        "wider one does, so few do not tell")  # fmt: skip
-    return _named(e, base, "weights" if part >= BETWEEN[1] else "compute", max(part, 1 - part), facts)
+    kind, size = ("weights", here) if part >= BETWEEN[1] else ("compute", 1 - here)
+    return _named(e, base, kind, size, facts)
 
 
 def _named(e: Evidence, base: Verdict, kind: str, size: float, facts: tuple[str, ...]) -> Verdict:
