@@ -316,3 +316,17 @@ def test_every_verb_has_flags_and_a_function() -> None:
         assert callable(getattr(importlib.import_module(module), function)), verb
         assert text
     parser()
+
+
+def test_a_reader_that_has_seen_enough_is_no_failed_gate(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with StubProcess("--ttft-ms", "1", "--gap-ms", "1") as s:
+        assert main(["run", s.url, "--requests", "4", "--no-floor", "--out", str(run)]) == 0
+    shell = f"{sys.executable} -m whywait show {run} | true; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", shell], env={**os.environ, "PYTHONPATH": "src"}, check=False).returncode == 0
+
+
+def test_a_folder_with_anything_in_it_is_not_written_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["run", "http://127.0.0.1:9", "--out", str(tmp_path)]) == 2
+    assert "is not empty\n  → " in capsys.readouterr().err

@@ -80,7 +80,7 @@ def _open(path: Path) -> TextIO:
     try:
         return path.open(encoding="utf-8-sig", errors="replace")
     except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror}") from exc
+        raise UsageError(f"cannot read {path}: {exc.strerror}", "give a log or a trace, see docs/recording.md") from exc
 
 
 def sniff(path: Path) -> str:
@@ -93,7 +93,7 @@ def sniff(path: Path) -> str:
         with path.open("rb") as f:
             head = f.read(HEAD_BYTES)
     except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror}") from exc
+        raise UsageError(f"cannot read {path}: {exc.strerror}", "give a log or a trace, see docs/recording.md") from exc
     text = head.decode("utf-8-sig", "replace").lstrip()
     first = text.split("\n", 1)[0].strip()
     kind = _csv_kind(first.lower()) or _json_kind(path, text)

@@ -195,12 +195,14 @@ def refuse_used(directory: Path) -> None:
     """A run is never written over another.
 
     Raises:
-        UsageError: ``directory`` holds one, whole or cut off, or is a file.
+        UsageError: ``directory`` holds one, whole or cut off, or anything else, or is a file.
     """
     if (directory / "manifest.json").exists() or spools_of(directory):
         raise UsageError(f"{directory} already holds a run", "choose another --out")
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file, not a folder", "choose another --out")
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
 
 
 def spools_of(directory: Path) -> list[Path]:

@@ -185,7 +185,9 @@ class Workload:
         try:
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
-            raise UsageError(f"cannot read workload {path}: {exc.strerror}") from exc
+            raise UsageError(
+                f"cannot read workload {path}: {exc.strerror}", "a TOML file, see docs/workloads.md"
+            ) from exc
         except (ValueError, UnicodeDecodeError) as exc:
             raise UsageError(f"{path} is not valid TOML: {exc}") from exc
         return cls.from_dict(raw, str(path), path.parent)

@@ -180,14 +180,22 @@ def read_key(key_file: str | None) -> str | None:
         try:
             key: str | None = Path(key_file).read_text().strip()
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(f"cannot read the key file {key_file}: {exc}") from None
+            raise UsageError(
+                f"cannot read the key file {key_file}: {_why(exc)}", "a text file that holds the key"
+            ) from None
         if not key:
-            raise UsageError(f"the key file {key_file} is empty")
+            raise UsageError(f"the key file {key_file} is empty", "a text file that holds the key")
     else:
         key = os.environ.get("WHYWAIT_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
     if key and not (key.isascii() and key.isprintable()):
-        raise UsageError("the API key holds characters that cannot be sent in a header")
+        raise UsageError(
+            "the API key holds characters that cannot be sent in a header", "look for a stray line or space"
+        )
     return key
+
+
+def _why(exc: OSError | UnicodeDecodeError) -> str:
+    return (exc.strerror or str(exc)) if isinstance(exc, OSError) else "it is not text"
 
 
 def get(endpoint: Endpoint, path: str, timeout_s: float = 5.0) -> tuple[int, dict[str, str], bytes]:

@@ -26,10 +26,16 @@ DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_wor
                 "communication": "communication", "unknown": "not explained"}  # fmt: skip
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read has seen enough; rich would end the program as a failure, ``main`` does not."""
+        raise BrokenPipeError
+
+
 def console(stream: TextIO | None = None) -> Console:
     """A console that stays plain and wide enough in a pipe."""
     stream = stream or sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 100, soft_wrap=not stream.isatty())
+    return _Console(file=stream, highlight=False, width=None if stream.isatty() else 100, soft_wrap=not stream.isatty())
 
 
 def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: str, out: Console | None = None) -> None:

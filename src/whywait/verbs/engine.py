@@ -19,7 +19,11 @@ def engine(args: argparse.Namespace) -> int:
         settings = Settings(model=model, port=args.port, slots=args.slots, ctx_per_slot=args.ctx, threads=args.threads)
         _print(args, control.engine_start(name, settings, say=stderr))
     elif args.action == "stop":
-        _print(args, control.engine_stop(name))
+        facts = control.engine_stop(name)
+        if args.json:
+            _print(args, facts)
+        else:
+            print(f"{name} is stopped")
     elif args.action == "status":
         _print(args, control.engine_status(name))
     else:
