@@ -77,8 +77,6 @@ def work(one: Run, span: Span) -> Work:
         size = np.where(np.isnan(size), computed, size)
         big = float(computed[size >= LONG * max(np.median(size), 1)].sum() / computed.sum())
     sent, end = req["sent_ns"], req["end_ns"]
-    third = (span[1] - span[0]) / 3
-    arrived = (~np.isnan(req["due_ns"])).sum() if not np.isnan(req["due_ns"]).all() else (~np.isnan(sent)).sum()
     return Work(
         prompt=float(np.median(prompt)) if len(prompt) else None,
         output=float(np.median(answer)) if len(answer) else None,
@@ -88,8 +86,6 @@ def work(one: Run, span: Span) -> Work:
         big_prompts=big,
         pending=_pending(np.where(np.isnan(req["due_ns"]), sent, req["due_ns"]), end, span),
         ttft_growth=_growth(req, sent),
-        arrived=float(arrived),
-        finished=float((ok & (end <= span[0] + 3 * third)).sum()),
     )
 
 
