@@ -192,6 +192,11 @@ class Seen:
         return 0.0 if self.cpu.lost is None or self.cpu.wait is None else min(self.cpu.lost, self.cpu.wait)
 
     @property
+    def working(self) -> float:
+        """The part of the requests' time in which the engine works on them: what slow cores stretch."""
+        return sum(self.share[k] for k in ("prefill", "decode", "stall", "turn"))
+
+    @property
     def in_flight(self) -> float | None:
         """Mean requests in flight; ours, or of a watched service those its gauges show."""
         found = self.summary.get("in_flight") or {}

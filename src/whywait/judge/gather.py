@@ -23,8 +23,8 @@ Span = tuple[int, int]
 def gather(
     run: Run, summary: dict[str, Any], flags: dict[str, str] | None = None, acc: RequestAccount | None = None
 ) -> Evidence:
-    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run, and ``acc``
-    its ``account(run)`` when the caller has it."""
+    """Evidence of every point of ``run``; ``summary`` is ``analyze.summary.summarize(run)`` of the same run, and
+    ``acc`` its ``account(run)`` when the caller has it."""
     acc = account(run) if acc is None else acc
     points = [_seen(run, row, s, acc) for row, s in zip(run.points.rows(), summary["points"], strict=True)]
     m = run.manifest
