@@ -297,7 +297,8 @@ def test_a_line_says_what_was_put_in_what_was_claimed_and_what_is_true() -> None
         "all: 4 cases, right first 1 (25%), among the first two 1 (25%), half of two 1, a symptom first 0, undecided "
         "1, confident and wrong 1; a fault claimed of a base without it: 1 of 1"
     )
-    assert len(lines) == 7  # and the same of the one engine
+    assert lines[6:] == [lines[5].replace("all:", "embedded:")]
+    assert exam_score.text([half]).splitlines()[0] == "two  half       kv space; true: cpu quota and kv space"
     rows = exam_score.markdown([right, half]).splitlines()
     assert rows[2] == "| all | 2 | 1 (50%) | 1 (50%) | 1 | 0 | 0 | 0 | 0 of 0 |"
     assert rows[-2:] == [

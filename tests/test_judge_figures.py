@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
-from tests.analysis_runs import MS, Service
+from tests.analysis_runs import MS, Service, join
 from tests.test_judge_causes import TIMELY, at, coalesced, delayed, holds, pair, read, the, threads
 from whywait.analyze.summary import summarize
 from whywait.analyze.window import with_windows
+from whywait.core.columns import FAULTS, OUTCOMES
 from whywait.core.run import Run
+from whywait.core.table import Table
+from whywait.judge.evidence import MIXED
 from whywait.units import ms, percent
 
 
@@ -122,3 +126,28 @@ def pushed_out() -> Run:
     run = pair(8, 2)
     pushed = {"preemptions_total": ("rate", 3.0), "kv_use": 0.99, "waiting": 5.0, "running": 1.5}
     return read(run, at(run, pushed))
+
+
+@pytest.mark.parametrize(("broken", "of"), [(32, 128), (64, 128)])
+def test_errors_while_the_kv_space_is_full_are_counted(broken: int, of: int) -> None:
+    run = pair(8, 8)
+    rows = np.flatnonzero(run.requests["point"] == 1)[:broken]
+    outcome, fault = run.requests["outcome"].copy(), run.requests["fault"].copy()
+    outcome[rows], fault[rows] = OUTCOMES.index("inband_error"), FAULTS.index("service")
+    failing = dataclasses.replace(run, requests=run.requests.replace(outcome=outcome, fault=fault))
+    v = the(read(failing, at(run, {"kv_use": 0.98})), "kv space")
+    assert v.evidence == (f"{broken} of {of} requests ended with an error of the service",
+                          f"meanwhile KV space was up to {percent(0.98)} full")  # fmt: skip
+    assert (v.share, v.of) == (broken / of, "requests")
+    assert "kv space" not in holds(read(failing, at(run, {"kv_use": 0.5})))
+
+
+def test_long_prompts_beside_short_ones_where_the_engine_does_not_say_when_it_prefills() -> None:
+    run = join([Service(slots=4).closed(4, 64), Service(slots=4, gap_ms=40.0).closed(4, 64)])
+    points = run.points.replace(label=np.array([None, MIXED], dtype=object))
+    untold = run.requests.replace(engine_prefill_ms=np.full(len(run.requests), np.nan))
+    blind = dataclasses.replace(run, points=points, requests=untold, chunks=Table.empty("chunks"))
+    for engine, flag in (("vllm", "--max-num-batched-tokens"), ("llama.cpp", "--batch-size")):
+        v = the(blind, "neighbour's prefill", "undecided", engine)
+        assert (v.point, v.share, v.evidence) == (1, None, ())  # no chunks, no gaps
+        assert flag in v.next_step
