@@ -102,6 +102,51 @@ def test_a_step_is_calibrated_on_one_sequence_and_missed_by_what_it_says():
     assert wide["calibrated"]
 
 
+def test_without_a_single_sequence_a_step_is_not_calibrated():
+    step = roofline(_known(Service(slots=4, prefill_ms=50, gap_ms=40).closed(4, 60)), 0)["decode_step"]
+    assert step["calibrated"] is False
+    assert step["error"] == pytest.approx(step["modelled_ms"] / 40 - 1)
+    assert step["modelled_ms"] > 1e8 / 1e10 * 1e3  # the weights alone
+
+
+def test_prefill_is_of_the_prompts_of_its_own_point():
+    slow, fast = Service(slots=1, prefill_ms=50).closed(1, 30), Service(slots=1, prefill_ms=25).closed(2, 30)
+    run = _known(join([slow, fast]))
+    each = 100 * (2e8 + 4e4 * 50) / 1e11
+    assert [roofline(run, n)["mfu"]["prefill"] for n in (0, 1)] == pytest.approx([each / 0.050, each / 0.025], rel=1e-3)
+
+
+def _counted(concurrency, seconds):
+    """Stages are not told; a counter of prefill seconds is, which grew by so many."""
+    run = _known(Service(slots=1, prefill_ms=50).closed(concurrency, 30))
+    end = int(run.points["end_ns"][0])
+    rows = [] if seconds is None else gauge_rows("prefill_seconds_total", [(0, 7.0), (end + S, 7.0 + seconds)])
+    told = run.requests.replace(engine_prefill_ms=np.full(30, np.nan))
+    return Run(run.manifest, run.points, told, run.chunks, run.steps, make_run([], readings=rows).readings)
+
+
+def test_prefill_of_one_at_a_time_is_also_known_by_a_counter():
+    each = 100 * (2e8 + 4e4 * 50) / 1e11
+    for seconds in (1.5, 3.0):
+        found = roofline(_counted(1, seconds), 0)
+        assert found["mfu"]["prefill"] == pytest.approx(30 * each / seconds, rel=1e-3)
+        assert found["mbu"]["prefill"] == pytest.approx(30 * 1e8 / seconds / 1e10, rel=1e-3)
+    for run in (_counted(2, 1.5), _counted(1, None)):  # the counter holds others' decode; there is none
+        assert roofline(run, 0)["mfu"]["prefill"] is roofline(run, 0)["mbu"]["prefill"] is None
+
+
+@pytest.mark.parametrize(
+    ("told", "weights", "each"),
+    [({}, 1e8, 2), ({"kv_dtype": "fp8"}, 1e8, 1), ({"cache_dtype": "f32"}, 1e8, 4), ({"cache_dtype": "auto"}, 1e8, 2),
+     ({}, 4e8, 4)],
+)  # fmt: skip
+def test_kv_is_read_in_the_type_that_the_engine_holds_it_in(told, weights, each):
+    shape = {**SHAPE, "weight_bytes": weights}
+    run = _known(Service(slots=1, gap_ms=20).closed(1, 30), model_shape=shape, **told)
+    reads = weights + (100 + 16 / 2) * 1e4 * each
+    assert roofline(run, 0)["mbu"]["decode"] == pytest.approx(reads / 0.020 / 1e10, rel=1e-4)
+
+
 def test_without_model_or_machine_nothing_is_modelled():
     run = Service(slots=1).closed(1, 20)
     found = roofline(run, 0)

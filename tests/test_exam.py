@@ -277,3 +277,42 @@ def test_the_verdict_passes_its_exam(capsys: pytest.CaptureFixture[str]) -> None
     assert [m.case.name for m in exam_score.confident_wrongs(marked)] == []
     page = PAGE.read_text(encoding="utf-8")
     assert exam_score.into_page(page, exam_score.markdown(marked)) == page
+
+
+def test_a_line_says_what_was_put_in_what_was_claimed_and_what_is_true() -> None:
+    two = dataclasses.replace(CASE, name="two", accepted=("cpu quota", "kv space"), together=True, args={"cores": 1.5})
+    right = exam_score.mark(CASE, [_verdict("cpu quota"), _verdict("want of load")])
+    half = exam_score.mark(two, [_verdict("kv space")])
+    open_ = exam_score.mark(dataclasses.replace(CASE, name="long name"), [_verdict("slot limit", "undecided")])
+    base = dataclasses.replace(exam_score.mark(BASE, [_verdict("cpu quota")]), false_alarms=("cpu quota",))
+    lines = exam_score.text([right, half, open_, base]).splitlines()
+    assert lines[:5] == [
+        "x          right      cpu quota, want of load",
+        "two        half       kv space; true: cpu quota and kv space",
+        "long name  undecided  undecided (slot limit); true: cpu quota",
+        "b          wrong      cpu quota; true: compute-bound decode; not there: cpu quota",
+        "",
+    ]
+    assert lines[5] == (
+        "all: 4 cases, right first 1 (25%), among the first two 1 (25%), half of two 1, a symptom first 0, undecided "
+        "1, confident and wrong 1; a fault claimed of a base without it: 1 of 1"
+    )
+    assert lines[6:] == [lines[5].replace("all:", "embedded:")]
+    assert exam_score.text([half]).splitlines()[0] == "two  half       kv space; true: cpu quota and kv space"
+    rows = exam_score.markdown([right, half]).splitlines()
+    assert rows[2] == "| all | 2 | 1 (50%) | 1 (50%) | 1 | 0 | 0 | 0 | 0 of 0 |"
+    assert rows[-2:] == [
+        "| x | a fault; c 1, c 2 | right | cpu quota, want of load |",
+        "| two | a fault (cores 1.5); c 1, c 2 | half | kv space; true: cpu quota and kv space |",
+    ]
+    assert exam_score.markdown([base]).splitlines()[-1].startswith("| b | nothing; c 1, c 2 | wrong |")
+
+
+def test_the_list_tells_which_cases_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / exam.NOTE).write_text("{}")
+    assert exam_score.listing([CASE, BASE], tmp_path).splitlines() == [
+        "–         x  a fault; c 1, c 2  → cpu quota",
+        "recorded  b  nothing; c 1, c 2  → compute-bound decode",
+        "2 cases, 1 recorded",
+    ]

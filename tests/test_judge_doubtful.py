@@ -12,8 +12,8 @@ from tests.analysis_runs import MS, S, Service, join
 from tests.test_judge_causes import TIMELY, at, coalesced, delayed, holds, pair, read, the, threads, waiting_run
 from whywait.analyze.summary import summarize
 from whywait.core.run import Run
-from whywait.judge.doubtful import lesser
-from whywait.judge.facts_cpu import client_lost, neighbours
+from whywait.judge.doubtful import LARGER, lesser, withheld
+from whywait.judge.facts_cpu import client_lost, engine_cpu, neighbours
 from whywait.judge.facts_requests import _pending, work
 from whywait.judge.gather import gather
 from whywait.judge.verdict import WORK, Verdict
@@ -250,3 +250,40 @@ def test_weight_reads_are_withheld_where_the_batch_may_just_be_small() -> None:
     assert found["weight-read-bound decode"] == "undecided"
     fails = dataclasses.replace(few, state="fails")
     assert {v.cause: v.state for v in lesser([fails, reads])}["weight-read-bound decode"] == "holds"
+
+
+def test_of_two_works_the_smaller_waits_for_the_larger_each_in_its_own_words() -> None:
+    larger = Verdict("compute-bound prefill", "p", "undecided", 0.6, point=1, kind=WORK)
+    smaller = Verdict("compute-bound decode", "d", "holds", 0.3, evidence=("a step",), point=1, kind=WORK)
+    fewer = dataclasses.replace(smaller, cause="poor speculation", claim="s", share=0.1, against=("so",))
+    elsewhere = dataclasses.replace(smaller, point=2)
+    assert [(v.cause, v.state, v.claim, v.against) for v in lesser([larger, smaller, fewer, elsewhere])] == [
+        ("compute-bound prefill", "undecided", "p", ()),
+        ("compute-bound decode", "undecided", f"d; {LARGER}", (LARGER,)),
+        ("poor speculation", "undecided", f"s; {LARGER}", ("so", LARGER)),
+        ("compute-bound decode", "holds", "d", ()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "error", "state"),
+    [("weight-read-bound decode", 0.1, "holds"), ("weight-read-bound decode", -0.3, "holds"),
+     ("weight-read-bound decode", 0.5, "undecided"), ("weight-read-bound decode", None, "undecided"),
+     ("compute-bound prefill", 0.1, "undecided")],
+)  # fmt: skip
+def test_a_step_that_meets_the_roofline_is_not_stretched_by_slow_cores(cause: str, error: Any, state: str) -> None:
+    blind = told(pair())
+    e = gather(blind, summarize(blind))
+    p = dataclasses.replace(e.points[-1], summary={**e.points[-1].summary, "decode_step": {"error": error}})
+    v = Verdict(cause, "!", "holds", 0.7, evidence=("a step",), point=p.number, kind=WORK)
+    assert withheld(v, dataclasses.replace(e, points=[p])).state == state
+
+
+def test_the_neighbour_that_used_most_is_named() -> None:
+    run = pair()
+    for used, name in (((0.2, 0.7), "cc1plus"), ((0.9, 0.7), "backup")):
+        rows = [at(run, {"neighbour_cpu_seconds_total": ("rate", rate)}, "host", process=who, pid=str(i))
+                for i, (who, rate) in enumerate(zip(("backup", "cc1plus"), used, strict=True))]  # fmt: skip
+        cpu = engine_cpu(read(fed(run), threads(run, "process/engine", python=(0.9, 0.0)), *rows), span(run))
+        assert cpu.neighbour == name
+    assert engine_cpu(fed(run), span(run)).neighbour == ""

@@ -529,3 +529,12 @@ def test_a_run_joins_the_spans_of_its_engine(tmp_path: Path, processes: int) -> 
     assert not [w for w in said if "span" in w]  # nor were those of the first requests taken for others'
     assert len({t.split("-")[1][:15] for t in engine.seen}) == 1
     assert app.show(tmp_path / "r").run.requests == requests
+
+
+def test_each_request_of_sglang_has_its_own_queue_taken_out() -> None:
+    ours = [(name, {"trace": trace(k)}, value) for k, told in enumerate([(30.0, 50.0, 15.0), (30.0, 40.0, 25.0)])
+            for name, value in zip(("queue_ms", "prefill_ms", "prefill_forward_ms"), told, strict=True)]  # fmt: skip
+    ours.append(("prefill_forward_ms", {"trace": trace(2)}, 12.0))
+    requests = joined(run_of([{"id": k} for k in range(3)], ours)).run.requests
+    # The second one's forward pass alone took longer than what the queue leaves.
+    assert requests["engine_prefill_ms"].tolist() == [20, 25, 12]

@@ -52,6 +52,7 @@ def test_request_time_by_littles_law() -> None:
     assert (got["requests_per_s"], got["output_tokens_per_s"]) == (pytest.approx(2), pytest.approx(100))
     assert got["passive"]["requests"] == 80
     assert got["passive"]["in_flight"] == 7
+    assert got["in_flight"] == {"peak": 7, "mean": 7}
     assert load(run, SPAN) == ("rate", 2.0)
 
 
@@ -75,6 +76,36 @@ def test_histograms_alone_give_means() -> None:
     assert ms == {"queue": pytest.approx(500), "prefill": pytest.approx(200)}
 
 
+@pytest.mark.parametrize(
+    ("parts", "cached"),
+    [
+        ([counter("prompt_tokens_total", 100.0), counter("cached_tokens_total", 25.0)], 0.25),
+        ([counter("prefix_queries_total", 50.0), counter("prefix_hits_total", 30.0)], 0.6),
+        ([counter("prompt_tokens_total", 100.0), counter("cached_tokens_total", 130.0)], 1.0),
+        ([level("prefix_hit_rate", 0.4)], 0.4),
+        ([counter("prompt_tokens_total", 100.0)], None),
+    ],
+)
+def test_the_cached_share_by_tokens_by_lookups_or_as_the_engine_says(parts: list[Any], cached: float | None) -> None:
+    assert figures(watched(*parts), SPAN)[0]["cached_share"] == (None if cached is None else pytest.approx(cached))
+
+
+@pytest.mark.parametrize(
+    ("parts", "accepted"),
+    [
+        ([counter("draft_tokens_total", 40.0), counter("accepted_tokens_total", 10.0)], 0.25),
+        ([level("acceptance_rate", 0.7)], 0.7),
+        (
+            [level("acceptance_rate", 0.7), counter("draft_tokens_total", 4.0), counter("accepted_tokens_total", 2.0)],
+            0.5,
+        ),
+        ([], None),
+    ],
+)
+def test_acceptance_by_tokens_else_as_the_engine_says(parts: list[Any], accepted: float | None) -> None:
+    assert figures(watched(*parts), SPAN)[0]["acceptance"] == (None if accepted is None else pytest.approx(accepted))
+
+
 def test_an_unsteady_window_is_a_doubt() -> None:
     parts = loaded()
     parts[5] = counter("e2e_seconds_sum", 20.0)  # requests that ended took 10 s each
@@ -94,6 +125,7 @@ def test_device_time_by_gauges() -> None:
     assert shares["idle_kv_blocked"] == pytest.approx(5 / 40)
     assert shares["idle_no_work"] == pytest.approx(20 / 40)
     assert shares["throttled"] is None
+    assert got["in_flight"]["peak"] == 3
     assert sum(v or 0 for v in shares.values()) == pytest.approx(1)
 
 
@@ -141,6 +173,12 @@ def test_replicas_are_added_and_told_apart() -> None:
     rows = replicas(run, SPAN)
     assert [(r["source"], r["running"], r["waiting"]) for r in rows] == [("metrics/0", 4, 3), ("metrics/1", 1, 0)]
     assert [r["output_tokens_per_s"] for r in rows] == [pytest.approx(100), pytest.approx(25)]
+
+
+def test_a_replica_is_named_where_a_prometheus_names_it() -> None:
+    parts = [level("running", 1, f"promql/{k}") for k in range(3)]
+    parts += [gauge_rows("answered", [(0, 1.0)], f"promql/{k}", instance=f"gpu-{k}:8000") for k in range(2)]
+    assert [r["instance"] for r in replicas(watched(*parts), SPAN)] == ["gpu-0:8000", "gpu-1:8000", None]
 
 
 def test_a_restart_is_bridged_and_told() -> None:

@@ -193,3 +193,14 @@ def test_calibrated_terms_make_the_very_step(step, context, rate, overlaps):
         assert total == pytest.approx(step)
     else:
         assert total >= step * 0.999
+
+
+@pytest.mark.parametrize(
+    ("said", "each"),
+    [({}, 2), ({"torch_dtype": "torch.float32"}, 4), ({"dtype": "float16"}, 2),
+     ({"quantization_config": {"quant_method": "awq", "bits": 4}}, 0.5), ({"quantization_config": {"w_bit": 8}}, 1),
+     ({"quantization_config": {"quant_method": "fbgemm_fp8"}}, 1)],
+)  # fmt: skip
+def test_weights_have_the_size_that_the_configuration_says(said, each):
+    shape = from_config({**{k: v for k, v in LLAMA_8B.items() if k != "torch_dtype"}, **said})
+    assert shape.weight_bytes == each * shape.params

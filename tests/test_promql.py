@@ -169,6 +169,9 @@ def test_names_asked_for_are_all_that_readings_are_made_of() -> None:
     assert "vllm:e2e_request_latency_seconds_bucket" in names
     assert "vllm:cache_config_info" in names
     assert "vllm:gpu_cache_usage_perc" in names
+    others = native_names(ENGINES["llama.cpp"])
+    assert "llamacpp:requests_processing" in others
+    assert not set(others) & set(names)
 
 
 @pytest.mark.parametrize(

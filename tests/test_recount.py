@@ -106,3 +106,25 @@ def test_the_service_counts_answers_without_adding_to_them() -> None:
         assert counter is not None
         assert counter.text("one") == 1
         assert server.asked[-1][1]["add_special_tokens"] is False
+
+
+def test_the_text_of_the_responses_dialect_is_kept_by_item_and_kind() -> None:
+    sample = recount.Sample()
+    tap = sample.tap(3)
+    assert tap is not None
+    tap({"type": "response.reasoning_text.delta", "output_index": 0, "delta": "let me think"})
+    tap({"type": "response.output_text.delta", "output_index": 1, "delta": "so it"})
+    tap({"type": "response.output_text.delta", "output_index": 1, "delta": " is"})
+    tap({"type": "response.refusal.delta", "delta": "no"})
+    assert sample.counts(Words()) == [{"id": 3, "counted": 7, "choices": 2, "thinking": 1}]
+
+
+@pytest.mark.parametrize("what", ["response.function_call_arguments.delta", "response.reasoning_summary_text.delta"])
+def test_what_is_no_text_of_its_own_drops_the_answer(what: str) -> None:
+    sample = recount.Sample()
+    tap = sample.tap(3)
+    assert tap is not None
+    tap({"type": "response.output_text.delta", "output_index": 0, "delta": "so it is"})
+    tap({"type": what, "output_index": 0, "delta": "x"})
+    assert sample.counts(Words()) == []
+    assert sample.chars == 0

@@ -21,6 +21,7 @@ from whywait.core.run import Manifest, Run, concat, write_json
 from whywait.core.table import Table
 from whywait.errors import UsageError
 
+ROW = {"point": 0, "replica": 0, "attempt": 1, "outcome": "ok", "fault": "none"}
 EXACT = 1 << 53  # a nullable integer is a double in memory
 VALUES = {
     "f64": st.floats(allow_nan=False),
@@ -218,6 +219,18 @@ def test_selecting_and_joining_are_inverse(rows, data):
     assert _same_rows(kept.rows(), [r for r, keep in zip(rows, mask, strict=True) if keep])
     order = np.argsort(np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)]), kind="stable")
     assert Table.concat([kept, left]).where(order) == table
+
+
+@given(st.lists(st.sampled_from([None, "", "a", "b", "c"]), max_size=12))
+@settings(max_examples=30)
+def test_rows_with_a_text_are_those_that_have_it_and_of_that_table_only(names):
+    table = Table.from_rows("requests", [{**ROW, "id": i, "class": name} for i, name in enumerate(names)])
+    for name in (None, "", "a", "b", "c", "d"):
+        expected = [i for i, found in enumerate(names) if found == name]
+        assert table.rows_with("class", name).tolist() == expected
+    kept = table.where(table["class"] == "b")  # its index is its own
+    assert kept.rows_with("class", "b").tolist() == list(range(names.count("b")))
+    assert kept.rows_with("class", "a").tolist() == []
 
 
 def test_equality_sees_every_column_and_takes_null_for_null():

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.probe_runs import Probed, Truth
-from whywait.analyze.fits import curve, lengths_of, ratio
+from whywait.analyze.fits import Curve, curve, lengths_of, ratio
 from whywait.analyze.singles import figures
+from whywait.analyze.stats import Estimate
 
 SEEDS = 30
 
@@ -155,3 +156,46 @@ def test_several_tokens_to_a_chunk_do_not_make_a_step_longer() -> None:
     packed = run.requests.replace(content_chunks=np.maximum(1.0, run.requests["output_tokens"] // 2))
     f = figures(type(run)(run.manifest, run.points, packed, run.chunks, run.steps, run.readings))
     assert f["decode"]["fixed_ms"]["value"] == pytest.approx(8.0, rel=0.15)
+
+
+def test_the_network_is_told_from_single_streams_alone() -> None:
+    run = Probed(Truth(), 1).run(4)
+    f = figures(run)["network"]
+    assert (f["connect_ms"]["value"], f["headers_ms"]["value"], f["rtt_ms"]) == (0.2, 1.0, 0.2)
+    assert f["tls_ms"]["value"] is None
+    assert f["headers_come_with_the_first_token"] is False
+    single = ~np.isin(run.requests["class"], ["pair", "neighbour", "long"])
+    assert f["n"] == single.sum() < len(run.requests)
+    waits = (run.requests["first_ns"] - run.requests["sent_ns"])[single]
+    assert f["least_ttft_ms"] == pytest.approx(waits.min() / 1e6)
+    late = run.requests.replace(accepted_ns=run.requests["first_ns"], rtt_ns=np.full(len(run.requests), np.nan))
+    f = figures(type(run)(run.manifest, run.points, late, run.chunks, run.steps, run.readings))["network"]
+    assert f["headers_come_with_the_first_token"] is True
+    assert f["rtt_ms"] is None
+    assert f["headers_ms"]["value"] == pytest.approx(np.median(waits) / 1e6)
+
+
+@pytest.mark.parametrize(("prefill", "step"), [(0.1, 6.0), (0.3, 2.0)])
+def test_what_the_engine_says_is_fitted_beside_ours(prefill: float, step: float) -> None:
+    run = Probed(Truth(), 1).run(5)
+    req = run.requests
+    held = req["prompt_tokens"] + req["output_tokens"] / 2
+    told = req.replace(engine_prefill_ms=5 + prefill * req["prompt_tokens"],
+                       engine_decode_ms=(req["output_tokens"] - 1) * (step + 0.001 * held))  # fmt: skip
+    f = figures(type(run)(run.manifest, run.points, told, run.chunks, run.steps, run.readings))["engine_says"]
+    values = [f[k]["value"] for k in ("per_token_us", "fixed_ms", "step_fixed_ms", "per_context_token_us")]
+    assert values == pytest.approx([prefill * 1e3, 5.0, step, 1.0], rel=0.02)
+    assert figures(run)["engine_says"] is None
+
+
+def test_a_second_stream_is_measured_by_one_of_the_same_service() -> None:
+    for step in (8.0, 24.0):
+        found = figures(Probed(Truth(step=step, outliers=0.0), 1).run(5))["second_stream"]
+        assert found["step_ratio"]["value"] == pytest.approx(1.3, rel=0.05)
+        assert found["ttft_ratio"]["value"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_curve_is_a_polynomial() -> None:
+    coef = tuple(Estimate(c, None, None, 9) for c in (2.0, 3.0, 0.5))
+    found = Curve(coef, 0.0, 0.0, False, Estimate(None, None, None, 0))
+    assert [found.at(x) for x in (0.0, 2.0, 10.0)] == [2.0, 10.0, 82.0]

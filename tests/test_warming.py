@@ -104,5 +104,11 @@ def test_without_names_a_few_prompts_or_sessions_come_again() -> None:
     rows = warming.warm_rows(schedule)
     assert all(int(schedule.turn[row]) == 2 for row in rows)
     assert {int(schedule.session_id[row]) % 8 for row in rows} == {int(s) % 8 for s in schedule.session_id}
-    asked: list[Any] = sent(of(schedule, chats))[0]
+    asked: list[Any]
+    asked, warmed = sent(of(schedule, chats))
     assert len(asked) == len(rows) <= 8
+    assert str(warmed) == f"cache warmed: {len(rows)} prompts were sent once; they are in no figure"
+    alone = closed_schedule(Workload((RequestClass(prompt_tokens=L("uniform(100,300)")),), cache="warm"), 40)
+    longest = [int(alone.prompt_tokens[alone.id % 8 == k].max()) for k in range(8)]
+    rows = warming.warm_rows(alone)
+    assert sorted(int(alone.prompt_tokens[row]) for row in rows) == sorted(longest)

@@ -276,7 +276,7 @@ def _workload(p: argparse.ArgumentParser) -> None:
 
 def _load(p: argparse.ArgumentParser) -> None:
     p.add_argument("--requests", type=_positive, metavar="N", help="per point (default 10 per place in flight)")
-    p.add_argument("--duration", metavar="TIME", help="per point: stop sending after this long")
+    p.add_argument("--duration", metavar="TIME", help="per point: what is due after this long is not sent")
     p.add_argument("--processes", type=_positive, default=1, metavar="N", help="drive the load from N processes")
     p.add_argument(
         "--arrivals", choices=["poisson", "constant", "gamma", "burst"], help="with --rate (default poisson)"

@@ -9,7 +9,7 @@ NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 
 _DURATION = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S, "m": 60 * NS_PER_S,
-             "min": 60 * NS_PER_S, "h": 3600 * NS_PER_S}  # fmt: skip
+             "min": 60 * NS_PER_S, "h": 3600 * NS_PER_S, "d": 86_400 * NS_PER_S}  # fmt: skip
 
 
 def parse_duration(text: str, default_unit: str = "s") -> int:

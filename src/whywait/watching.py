@@ -107,7 +107,8 @@ class Watching:
         return dataclasses.replace(found.run, manifest=dataclasses.replace(found.run.manifest, doubts=doubts))
 
     def _complain(self, what: str, why: str) -> None:
-        self.complaints.append({"what": what, "why": why, "next": ""})
+        next_ = "run it again: what follows its last reading is not known"
+        self.complaints.append({"what": what, "why": why, "next": next_})
 
 
 def _config(t: Target, engine: Engine | None) -> Config:

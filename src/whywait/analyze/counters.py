@@ -19,6 +19,9 @@ from whywait.core.table import Table
 Window = tuple[int, int]
 Floats = NDArray[np.float64]
 PAGES = ("metrics/", "promql/")
+#: Readings of these are shares; a little above 1 may be rounding, more is another unit, and no reading of a share.
+SHARES = ("kv_use", "slot_kv_use_max", "prefix_hit_rate", "acceptance_rate")
+MOST_SHARE = 1.05
 TOGETHER = 0.8  # series that were read over this share of their union are compared over what they have in common
 _COMBINE: Mapping[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max}
 
@@ -52,6 +55,10 @@ class Delta(NamedTuple):
     @property
     def per_s(self) -> float:
         return self.value / (self.end_ns - self.start_ns) * 1e9
+
+    def covers(self, t_ns: Floats) -> NDArray[np.bool_]:
+        """Which instants lie in the part that was read: what a counter that fell silent grew by is of those only."""
+        return (t_ns >= self.start_ns) & (t_ns <= self.end_ns)
 
 
 class Gauge(NamedTuple):
@@ -94,10 +101,10 @@ def series(
 ) -> list[Series]:
     """Every series of ``name``. ``source`` is one source (``metrics/0``) or a family of them (``metrics``); ``where``
     keeps the series that have these labels."""
-    mask = readings["name"] == name
     groups: dict[tuple[str, str | None], list[int]] = {}
-    for i in np.flatnonzero(mask).tolist():
-        groups.setdefault((readings["source"][i], readings["labels"][i]), []).append(i)
+    mine = readings.rows_with("name", name)
+    for i, src, raw in zip(mine.tolist(), readings["source"][mine], readings["labels"][mine], strict=True):
+        groups.setdefault((src, raw), []).append(i)
     out = []
     for (src, raw), rows in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or "")):
         if source is not None and src != source and not src.startswith(source + "/"):
@@ -106,12 +113,19 @@ def series(
         if any(labels.get(k) != v for k, v in (where or {}).items()):
             continue
         values = readings["value"][rows].astype(np.float64)
-        index = np.array(rows)[~np.isnan(values)]
+        index = np.array(rows)[~np.isnan(values) & ~no_share(name, values)]
         index = index[np.argsort(readings["asked_ns"][index], kind="stable")]
         if len(index):
             asked, answered = (readings[c][index].astype(np.float64) for c in ("asked_ns", "answered_ns"))
             out.append(Series(src, labels, asked, answered, readings["value"][index].astype(np.float64)))
     return out
+
+
+def no_share(name: str, values: Floats) -> NDArray[np.bool_]:
+    """Which readings of a share cannot be one."""
+    if name not in SHARES:
+        return np.zeros(len(values), dtype=bool)
+    return (values < 0) | (values > MOST_SHARE)
 
 
 def delta(

@@ -16,6 +16,7 @@ import numpy as np
 from whywait.analyze import traced
 from whywait.analyze.counters import Delta, Gauge, Series, delta, gauge, histogram, quantile, series
 from whywait.analyze.device_evidence import apply, device_evidence
+from whywait.analyze.first_token import KV_FULL
 from whywait.analyze.offered import acceptance
 from whywait.analyze.phases import PHASES
 from whywait.analyze.stats import QUANTILES, Doubt
@@ -24,7 +25,6 @@ from whywait.core.table import Array, Table
 
 Span = tuple[int, int]
 LATENCIES = {"ttft_ms": "ttft_seconds", "tpot_ms": "tpot_seconds", "itl_ms": "itl_seconds", "e2e_ms": "e2e_seconds"}
-FULL_KV = 0.95
 UNSTEADY = 0.3  # Little's end-to-end time may differ by this share from that of the requests that ended
 ENOUGH = 10  # requests ended, from which that comparison says something
 STALE = 3  # a reading speaks for at most this many usual intervals
@@ -228,34 +228,26 @@ def _devices(run: Run, span: Span, states: dict[str, Any] | None) -> dict[str, A
 
 def _timeline(readings: Table, source: str, span: Span) -> dict[str, float]:
     """ns of one replica by category (busy as decode unless some slot was prefilling)."""
-    running = _total(readings, "running", source)
-    if running is None:
+    looks = [s.t_ns for s in series(readings, "running", source)]
+    if not looks:
         return {}
-    t, value = running
+    t = np.unique(np.concatenate(looks))
     step = float(np.median(np.diff(t))) if len(t) > 1 else 0.0
     begin = np.clip(t, *span)
     end = np.clip(np.minimum(np.append(t[1:], math.inf), t + STALE * step), *span)
     length = np.maximum(end - begin, 0.0)
-    waiting, kv = (_at(readings, name, source, t) for name in ("waiting", "kv_use"))
+    value, waiting, kv = (_at(readings, name, source, t) for name in ("running", "waiting", "kv_use"))
     prefilling = _at(readings, "slots_prefilling", source.replace("metrics/", "slots/"), t)
     busy, queued = value > 0, np.nan_to_num(waiting) > 0
     first = busy & (np.nan_to_num(prefilling) > 0)
-    full = np.nan_to_num(kv) >= FULL_KV
+    full = np.nan_to_num(kv) >= KV_FULL
     parts = {"prefill_busy": first, "decode_busy": busy & ~first, "idle_no_work": ~busy & ~queued & ~np.isnan(waiting),
              "idle_kv_blocked": ~busy & queued & full, "idle_host": ~busy & queued & ~full}  # fmt: skip
     return {name: float(length[mask].sum()) for name, mask in parts.items()}
 
 
-def _total(readings: Table, name: str, source: str) -> tuple[Array, Array] | None:
-    """A gauge of one source, its engines (label sets) added at each look."""
-    found = series(readings, name, source)
-    if not found:
-        return None
-    t = np.unique(np.concatenate([s.t_ns for s in found]))
-    return t, np.sum([_held(s, t) for s in found], axis=0)
-
-
 def _at(readings: Table, name: str, source: str, t: Array) -> Array:
+    """A gauge of one source at each look, its engines (label sets) together; NaN where it was not read."""
     found = series(readings, name, source)
     if not found:
         return np.full(len(t), np.nan)

@@ -176,7 +176,6 @@ def _engine_means(run: Run, point: int, how: dict[str, str]) -> dict[str, float]
     part = run.requests["point"] == point
     found = {name: histogram_mean_ms(run, f"{name}_seconds", span) for name in ("queue", "prefill", "decode")}
     sent = int((part & ~np.isnan(run.requests["sent_ns"])).sum())
-    begun = int((part & ~np.isnan(run.requests["first_ns"])).sum())
     waiting, spent = gauge(run.readings, "waiting", span), delta(run.readings, "prefill_seconds_total", span)
     mine = part & ~np.isnan(run.requests["first_ns"])
     stages = None if found["queue"] is None or found["prefill"] is None else found["queue"] + found["prefill"]
@@ -184,6 +183,8 @@ def _engine_means(run: Run, point: int, how: dict[str, str]) -> dict[str, float]
         found["frontend"] = frontend_ms(run, mine, stages, histogram_mean_ms(run, "ttft_seconds", span))
     if found["queue"] is None and waiting is not None and sent:
         found["queue"] = waiting.mean * (span[1] - span[0]) / sent / NS_PER_MS
+    # Of the requests that began to answer while the counter was read: its source may have fallen silent midway.
+    begun = 0 if spent is None else int((mine & spent.covers(run.requests["first_ns"])).sum())
     if found["prefill"] is None and spent is not None and begun:
         found["prefill"] = spent.high * NS_PER_S / begun / NS_PER_MS
     return {k: v for k, v in found.items() if v is not None and (k == "decode" or how[k] == "unknown")}

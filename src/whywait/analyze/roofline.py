@@ -128,7 +128,7 @@ def prefill_seen(run: Run, number: int, shape: Shape) -> Prefill | None:
         spans = Spans.of(begin[timed].astype(np.int64), end[timed].astype(np.int64))
         seconds, mine = float((spans.stops - spans.starts).sum()) / NS_PER_S, timed
     else:
-        seconds, mine = _counted_prefill(run, number, tokens)
+        seconds, mine = _counted_prefill(run, number, tokens, req["first_ns"])
     if seconds <= 0 or not mine.any():
         return None
     flops = sum(
@@ -203,7 +203,7 @@ def _step_s(one: Run, c: Content) -> float | None:
     return float(np.median(value)) / NS_PER_S
 
 
-def _counted_prefill(run: Run, number: int, tokens: Array) -> tuple[float, Array]:
+def _counted_prefill(run: Run, number: int, tokens: Array, first_ns: Array) -> tuple[float, Array]:
     row = int(np.flatnonzero(run.points["point"] == number)[0])
     mine = ~np.isnan(tokens)
     if run.points["mode"][row] != CLOSED or run.points["target"][row] != 1:
@@ -211,7 +211,9 @@ def _counted_prefill(run: Run, number: int, tokens: Array) -> tuple[float, Array
     found = delta(
         run.readings, "prefill_seconds_total", (int(run.points["start_ns"][row]), int(run.points["end_ns"][row]))
     )
-    return (0.0 if found is None else found.high), mine
+    if found is None:
+        return 0.0, mine
+    return found.high, mine & found.covers(first_ns)
 
 
 def _kv_dtype(run: Run, shape: Shape) -> str:

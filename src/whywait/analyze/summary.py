@@ -29,6 +29,7 @@ from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S, load_name
 
 GAIN = 0.1  # less growth of throughput than this for a doubling of the load is no growth
+COVERED = 0.9  # of a point: a counter that was read for less of it says nothing of the rest
 _BLOCKS = 10  # pieces of the window from whose spread the interval of the token rate is made
 
 _WHY_NULL = {
@@ -283,6 +284,7 @@ def _resources(run: Run, one: Run, w: Window) -> dict[str, Any]:
     power, whole = gauge(rd, "power_watts", span, "gpu"), (int(one.points["start_ns"][0]), int(one.points["end_ns"][0]))
     joules, seconds = _energy(run, whole)
     ok = int((one.requests["outcome"] == 0).sum())
+    covered = seconds * NS_PER_S >= COVERED * (whole[1] - whole[0])
     watts = power.mean if power else joules / seconds if joules is not None and seconds else None
     return {
         "kv_use": kv.mean if kv else None,
@@ -291,7 +293,7 @@ def _resources(run: Run, one: Run, w: Window) -> dict[str, Any]:
         "queue_max": queue.high if queue else None,
         "memory_bytes": memory.high if memory else None,
         "power_w": watts,
-        "energy_j_per_request": joules / ok if joules is not None and ok else None,
+        "energy_j_per_request": joules / ok if joules is not None and ok and covered else None,
     }
 
 

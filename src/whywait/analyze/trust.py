@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.counters import delta
+from whywait.analyze.counters import SHARES, delta, no_share
 from whywait.analyze.latency import CLOSED, OK, Latency, per_request
 from whywait.analyze.passive import is_passive
 from whywait.analyze.phases import histogram_mean_ms
@@ -74,7 +74,7 @@ def doubts(run: Run) -> list[Doubt]:
     if run.manifest.partial:
         found.append(_doubt("the run is PARTIAL", run.manifest.partial_reason or "it was cut short", "run it again"))
     whole: tuple[Callable[[Run], Doubt | None], ...] = (
-        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes,
+        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _no_shares,
     )  # fmt: skip
     found += [d for check in whole if (d := check(run))]
     pointwise: tuple[Callable[[list[_Part]], Doubt | None], ...] = (
@@ -207,6 +207,16 @@ def _lost_probes(run: Run) -> Doubt | None:
         return None
     names = ", ".join(sorted({str(s) for s in rd["source"][bad]})[:4])
     return _doubt(f"{int(bad.sum())} readings were not answered", f"source: {names}", "see whether it is overloaded")
+
+
+def _no_shares(run: Run) -> Doubt | None:
+    rd = run.readings
+    for name in SHARES:
+        values = rd["value"][rd["name"] == name]
+        if len(bad := values[no_share(name, values)]):
+            why = f"{len(bad)} readings from {number(float(bad.min()))} to {number(float(bad.max()))} are left out"
+            return _doubt(f"{name} is not a share between 0 and 1", why, "percent? scale = 0.01 in the engine file")
+    return None
 
 
 def _lengths(parts: list[_Part]) -> Doubt | None:

@@ -118,12 +118,12 @@ def _kind(
     grows = _curve(grown[goes_on], LEAST_GROWTH)
     return Kind(
         name, share, buckets(base, reuse), curve(size, 1.0),
-        curve(known, LEAST_PAUSE_S) if len(known) else None,
+        _curve(known, LEAST_PAUSE_S),
         None if len(known) else curve(between, LEAST_PAUSE_S),
         grows, 0.0 if grows is None else float(f"{1 - goes_on.mean():.6g}"),
         _curve(trace.prompt_tokens[at], LEAST_GROWTH), _curve(trace.output_tokens[at], LEAST_GROWTH), keeps,
     )  # fmt: skip
 
 
-def _curve(values: Ints, floor: float) -> Curve | None:
+def _curve(values: Floats | Ints, floor: float) -> Curve | None:
     return curve(values, floor) if len(values) else None

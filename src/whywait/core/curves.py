@@ -69,9 +69,13 @@ def even(n: int, rng: np.random.Generator, lag1: float = 0.0) -> Floats:
         keep = math.sqrt(max(0.0, 1 - rho * rho))
         for i in range(1, n):
             noise[i] = rho * noise[i - 1] + keep * noise[i]
-    ranks = np.empty(n)
-    ranks[np.argsort(noise, kind="stable")] = np.arange(n)
-    out: Floats = (ranks + 0.5) / n
+    return ranked(noise)
+
+
+def ranked(x: Floats) -> Floats:
+    """The rank of each value among all, as a number in (0, 1); of equal ones the earlier is the lower."""
+    out = np.empty(len(x))
+    out[np.argsort(x, kind="stable")] = (np.arange(len(x)) + 0.5) / max(1, len(x))
     return out
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whywait.core.curves import Curve, Floats, Ints, curve_of, deal, draw, even, number, tables
+from whywait.core.curves import Curve, Floats, Ints, curve_of, deal, draw, even, number, ranked, tables
 from whywait.errors import UsageError
 
 CURVES = ("turns", "think_s", "between_s", "grows", "later_prompt", "later_output", "keeps")
@@ -113,17 +113,11 @@ def lengths(kinds: tuple[Kind, ...], klass: Ints, turn: Ints, rng: np.random.Gen
     for i, k in enumerate(kinds):
         mine = np.flatnonzero((klass == i) & continues)
         if k.later_prompt:  # sums of independent draws miss the tails: the order is theirs, the lengths are the log's
-            prompt[mine] = draw(k.later_prompt, _ranks(prompt[mine]))
+            prompt[mine] = draw(k.later_prompt, ranked(prompt[mine]))
     prompt = np.maximum(1, np.rint(prompt))
     for row in after.tolist():
         prompt[row] = max(prompt[row], prompt[row - 1] + output[row - 1] + 1)
     return Lengths(prompt, output, reuse, continues)
-
-
-def _ranks(x: Floats) -> Floats:
-    out = np.empty(len(x))
-    out[np.argsort(x, kind="stable")] = (np.arange(len(x)) + 0.5) / max(1, len(x))
-    return out
 
 
 def pauses(kinds: tuple[Kind, ...], klass: Ints, turn: Ints, rng: np.random.Generator) -> tuple[Floats, Floats]:

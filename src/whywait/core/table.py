@@ -20,10 +20,11 @@ Array = NDArray[Any]
 class Table:
     """Immutable by habit: every operation gives a new table. ``len(t)`` rows; ``t["name"]`` is a numpy array."""
 
-    __slots__ = ("_cols", "name")
+    __slots__ = ("_cols", "_index", "name")
 
     def __init__(self, name: str, cols: Mapping[str, Array]) -> None:
         self.name = name
+        self._index: dict[str, dict[str | None, Array]] = {}
         spec = TABLES[name]
         sizes = {len(c) for c in cols.values()}
         if len(sizes) > 1:
@@ -49,6 +50,16 @@ class Table:
 
     def __getitem__(self, column: str) -> Array:
         return self._cols[column]
+
+    def rows_with(self, column: str, value: str | None) -> Array:
+        """Where a text column has ``value``: row numbers, ascending. The column is gone through once, at the first
+        call: the analysis asks the readings for names hundreds of times."""
+        if column not in self._index:
+            found: dict[str | None, list[int]] = {}
+            for row, v in enumerate(self[column].tolist()):
+                found.setdefault(v, []).append(row)
+            self._index[column] = {v: np.array(rows, dtype=np.int64) for v, rows in found.items()}
+        return self._index[column].get(value, np.zeros(0, dtype=np.int64))
 
     def where(self, mask: Array) -> Table:
         """Rows where ``mask`` (bool) is true, or rows by an index array, in that order."""
@@ -114,7 +125,7 @@ class Stored(Table):
     __slots__ = ("_loaded", "_rows", "path")
 
     def __init__(self, name: str, path: Path, rows: int) -> None:
-        self.name, self.path, self._rows = name, path, rows
+        self.name, self.path, self._rows, self._index = name, path, rows, {}
         self._loaded: dict[str, Array] | None = None
 
     @classmethod

@@ -82,7 +82,7 @@ def _cores(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:
         return None
     step = "run whywait on the engine's host, or an agent there: whywait agent"
     # By the stamps alone: the device account is cut to the CPU time that was read.
-    busy = (1 - p.device.get("idle_no_work", 0.0)) * sum(p.share[k] for k in ("prefill", "decode", "stall", "turn"))
+    busy = (1 - p.device.get("idle_no_work", 0.0)) * p.working
     if p.cpu.run is None or (p.cpu.run < RUNS and busy >= BUSY):
         return "whether the engine had the cores it wanted was not read", step
     wanted = p.cpu.hot

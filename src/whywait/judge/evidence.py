@@ -42,7 +42,6 @@ class Cpu:
     lost: float | None = None
     wait: float | None = None
     others: float | None = None
-    cores: float | None = None
     serving: float | None = None
     serving_wait: float | None = None
     serving_top: tuple[str, float, float] | None = None
@@ -57,7 +56,6 @@ class Cpu:
 class Streams:
     """What the client's stamps say of a point. ``together`` is the share of content chunks that came in one read with
     the one before; ``bursts`` the median reads that carried content per request, of ``chunks`` content chunks;
-    ``late_share`` of those reads, the ones during which our own loop was late (of the whole run);
     ``first_share`` the median TTFT over end-to-end; ``outside_ms`` what neither queue nor prefill explains of the time
     to the first token, at its 5th percentile, median and 95th; ``engine_gap_ms`` the engine's own mean gap;
     ``with_first`` the share of requests whose first read already carried several content chunks."""
@@ -90,8 +88,6 @@ class Work:
     big_prompts: float = 0.0
     pending: tuple[float, float] | None = None
     ttft_growth: tuple[float, float] | None = None
-    arrived: float | None = None
-    finished: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,6 @@ class Reuse:
     looked: bool | None = None
     any_hit: bool = False
     groups: int = 1
-    spared_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +190,11 @@ class Seen:
     def starved(self) -> float:
         """The part of the time that the engine's computing threads had no core though they wanted one."""
         return 0.0 if self.cpu.lost is None or self.cpu.wait is None else min(self.cpu.lost, self.cpu.wait)
+
+    @property
+    def working(self) -> float:
+        """The part of the requests' time in which the engine works on them: what slow cores stretch."""
+        return sum(self.share[k] for k in ("prefill", "decode", "stall", "turn"))
 
     @property
     def in_flight(self) -> float | None:

@@ -58,7 +58,6 @@ def engine_cpu(run: Run, span: Span) -> Cpu:
         lost=wait_s / (run_s + wait_s) if run_s + wait_s > 0 else None,
         wait=wait_s / max(len(hot), 1),
         others=None if busy is None else max(busy - total - mine, 0.0),
-        cores=None if cores is None else cores.mean,
         serving=max(total - run_s, 0.0) if hot else None,
         serving_wait=sum(t.wait for t in cold),
         serving_top=None if top is None else (top.process, top.run, top.wait),

@@ -23,8 +23,7 @@ def streams(run: Run, one: Run, acc: RequestAccount, span: Span, derived_ms: flo
     c, req = content(one), one.requests
     n = len(req)
     count = np.bincount(c.row, minlength=n)
-    order = np.lexsort((c.t, c.row))
-    row, t = c.row[order], c.t[order]
+    row, t = c.row, c.t  # by request, each in the order of time
     same = np.zeros(len(row), dtype=bool)
     same[1:] = (row[1:] == row[:-1]) & (t[1:] - t[:-1] < NS_PER_MS / 10)
     bursts = count - np.bincount(row, weights=same, minlength=n)
@@ -77,8 +76,6 @@ def work(one: Run, span: Span) -> Work:
         size = np.where(np.isnan(size), computed, size)
         big = float(computed[size >= LONG * max(np.median(size), 1)].sum() / computed.sum())
     sent, end = req["sent_ns"], req["end_ns"]
-    third = (span[1] - span[0]) / 3
-    arrived = (~np.isnan(req["due_ns"])).sum() if not np.isnan(req["due_ns"]).all() else (~np.isnan(sent)).sum()
     return Work(
         prompt=float(np.median(prompt)) if len(prompt) else None,
         output=float(np.median(answer)) if len(answer) else None,
@@ -88,8 +85,6 @@ def work(one: Run, span: Span) -> Work:
         big_prompts=big,
         pending=_pending(np.where(np.isnan(req["due_ns"]), sent, req["due_ns"]), end, span),
         ttft_growth=_growth(req, sent),
-        arrived=float(arrived),
-        finished=float((ok & (end <= span[0] + 3 * third)).sum()),
     )
 
 

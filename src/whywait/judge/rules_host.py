@@ -29,11 +29,6 @@ def host(e: Evidence) -> list[Verdict]:
     return out
 
 
-def working(p: Seen) -> float:
-    """The part of the requests' time in which the engine works on them: what slow cores stretch."""
-    return sum(p.share[k] for k in ("prefill", "decode", "stall", "turn"))
-
-
 def quota(p: Seen) -> list[Verdict]:
     c = p.cpu
     periods, spent = c.throttled_periods or 0.0, c.throttled or 0.0
@@ -46,7 +41,7 @@ def quota(p: Seen) -> list[Verdict]:
         facts.append(f"the engine used {c.run:.2f} of {c.quota:.2f} cores that its quota allows")
     if c.lost is not None:
         facts.append(f"its computing threads were ready without a core {percent(c.lost)} of the time they wanted one")
-    share = max(min(lost, 1.0) * working(p), 0.0)
+    share = max(min(lost, 1.0) * p.working, 0.0)
     return [
         Verdict(
             "cpu quota",
@@ -69,7 +64,7 @@ def noise(e: Evidence, p: Seen) -> list[Verdict]:
     c = p.cpu
     if c.lost is None or c.wait is None or p.starved < LOST:
         return []
-    share = p.starved * working(p)
+    share = p.starved * p.working
     facts = [f"the engine's computing threads were ready without a core {percent(c.lost)} of the time they wanted "
              f"one ({c.wait:.2f} s per second and thread)"]  # fmt: skip
     name = f" (most: {c.neighbour})" if c.neighbour else ""
@@ -88,16 +83,12 @@ def noise(e: Evidence, p: Seen) -> list[Verdict]:
     if c.others < 0.3 * c.wait:  # of one thread's wait at least must be somebody else's doing
         claim = f"At {p.name} the engine's threads wait for cores, mostly for each other or this client"
         return [_replaced(verdict, claim, tuple(facts))]
-    return [_with(verdict, tuple(facts))]
+    return [replace(verdict, evidence=tuple(facts))]
 
 
 def _replaced(v: Verdict, claim: str, facts: tuple[str, ...]) -> Verdict:
     return Verdict(v.cause, claim, "undecided", v.share, where=v.where, how=v.how, evidence=facts, point=v.point,
                    next_step="as many threads as cores, then repeat: " + v.lever)  # fmt: skip
-
-
-def _with(v: Verdict, facts: tuple[str, ...]) -> Verdict:
-    return replace(v, evidence=facts)
 
 
 def frontend(e: Evidence, p: Seen) -> list[Verdict]:
@@ -113,7 +104,7 @@ def _by_process(e: Evidence, p: Seen) -> list[Verdict]:
     name, ran, wanted = c.serving_top
     if ran < SERVING * c.run or ran + wanted < SATURATED:
         return []
-    share = min(p.share["frontend"] + p.share["unknown"] + working(p) * ran / c.run, 1.0)
+    share = min(p.share["frontend"] + p.share["unknown"] + p.working * ran / c.run, 1.0)
     facts = [
         f"the serving process ({name}) wanted a core {percent(min(ran + wanted, 1.0))} of the time and used {ran:.2f} "
         f"of one: {percent(ran / c.run)} of the engine's CPU time"

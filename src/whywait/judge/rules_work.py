@@ -193,8 +193,7 @@ def decode(e: Evidence) -> list[Verdict]:
     if modelled is not None:
         return [modelled]
     limit = e.limit() or float("inf")
-    widths = sorted({(min(q.target if q.mode == "concurrency" else (q.in_flight or 0), limit), s)
-                     for q in e.plain if (s := _step_ms(q)) is not None})  # fmt: skip
+    widths = sorted({(min(_width(q), limit), s) for q in e.plain if (s := _step_ms(q)) is not None})
     widths = [w for w in widths if w[0] >= 1]
     facts = [f"decode is {percent(p.share['decode'])} of the requests' time, {ms(p.step_ms)} a step"]
     facts += _roofline(e, _least(e), _step_ms(p))
@@ -204,7 +203,7 @@ def decode(e: Evidence) -> list[Verdict]:
                         evidence=tuple(facts), next_step=step, point=p.number, kind=WORK)  # fmt: skip
     if len(widths) < 2 or widths[-1][0] < 1.5 * widths[0][0]:
         return [undecided]
-    mine = min(p.target if p.mode == "concurrency" else (p.in_flight or 0), limit)
+    mine = min(_width(p), limit)
     (n1, t1), (n2, t2) = widths[0], min((w for w in widths if w[0] >= 1.5 * widths[0][0]),
                                         key=lambda w: abs(w[0] - mine))  # fmt: skip
     each = max(0.0, (t2 - t1) / (n2 - n1))
@@ -292,6 +291,11 @@ def _by_model(e: Evidence, p: Seen) -> Verdict | None:
         "weight-read-bound decode", "", "undecided", p.share["decode"], where=p.name, point=p.number, kind=WORK
     )
     return _named(e, base, {WEIGHTS: "weights", KV: "KV", COMPUTE: "compute"}[top], shares[top], facts)
+
+
+def _width(p: Seen) -> float:
+    """How many sequences a step could hold, but for the engine's limit."""
+    return p.target if p.mode == "concurrency" else p.in_flight or 0.0
 
 
 def _step_ms(p: Seen) -> float | None:

@@ -83,9 +83,11 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
     if text and detect(metrics_text=text) is not None:
         target = dataclasses.replace(target, metrics_urls=(endpoint.page(endpoint.root + at),))
     else:
-        why = "no /metrics page" if not text else "its /metrics page is of no engine whywait knows"
+        why, next_ = "no /metrics page answers", "give the page with --metrics-url, if there is one"
+        if text:
+            why, next_ = "its /metrics page is of no engine whywait knows", "describe the engine: --engine-file"
         what = engine.flags.get("metrics", "") if engine else ""
-        target = _note(target, UNREAD, why, f"start it with {what}" if what else "")
+        target = _note(target, UNREAD, why, f"start it with {what}" if what else next_)
     return _limits(target, listing)
 
 

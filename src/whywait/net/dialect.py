@@ -195,7 +195,7 @@ class ChatAnswer(Answer):
         now = count(usage.get("completion_tokens")) if type(usage) is dict else None
         if now is None and type(timings) is dict:
             now = count(timings.get("predicted_n"))
-        if now is None:
+        if not now:  # no tokens so far, though there is text: not a running count (some gateways send zeros)
             self._missed = True
             return None
         before, self._counted = self._counted, now

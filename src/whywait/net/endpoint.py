@@ -55,6 +55,11 @@ class Endpoint:
         return host if self.port == PORTS.get(self.scheme, self.port) else f"{host}:{self.port}"
 
     @property
+    def place(self) -> str:
+        """What is connected to, for messages: a Unix socket by its path, else host and port."""
+        return str(self.address[1]) if self.unix else self.netloc
+
+    @property
     def url(self) -> str:
         return self.page(self.base)
 
@@ -230,14 +235,14 @@ def _call(
         hint = "is it http:// rather than https://?" if "WRONG_VERSION" in str(exc) else "check the certificate"
         raise Unreachable(f"TLS to {endpoint.netloc} failed: {exc.reason or exc}", hint) from None
     except ConnectionRefusedError:
-        raise Unreachable(f"{endpoint.netloc} refuses connections", "is the service running on that port?") from None
+        raise Unreachable(f"{endpoint.place} refuses connections", "is the service running on that port?") from None
     except TimeoutError:
-        raise Unreachable(f"{endpoint.netloc} did not answer {path} in {timeout_s:g} s", "is it overloaded?") from None
+        raise Unreachable(f"{endpoint.place} did not answer {path} in {timeout_s:g} s", "is it overloaded?") from None
     except http.client.HTTPException as exc:
         hint = "is it https:// rather than http://?"
         raise NotAnEndpoint(f"{endpoint.netloc} does not speak HTTP ({type(exc).__name__})", hint) from None
     except OSError as exc:
-        raise Unreachable(f"{endpoint.netloc}: {exc.strerror or exc}", "check the URL and the network") from None
+        raise Unreachable(f"{endpoint.place}: {exc.strerror or exc}", "check the URL and the network") from None
     finally:
         conn.close()
 

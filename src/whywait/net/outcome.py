@@ -32,6 +32,8 @@ def facts_of(response: Response, chunks: int) -> dict[str, Any]:
     out: dict[str, Any] = {"outcome": outcome, "fault": fault, "detail": detail, "status": response.status or None,
                            "finish_reason": answer.finish_reason, "trace_id": answer.request_id}  # fmt: skip
     out.update(_usage(answer.usage))
+    for name in ("prompt_tokens", "output_tokens") if chunks else ():
+        out[name] = out[name] or None  # no answer is of no tokens: some gateways fill the field with zeros
     for column, value in _reported(answer, response.headers).items():
         if out.get(column) is None:  # tokens by the usage first
             out[column] = value

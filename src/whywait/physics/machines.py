@@ -27,11 +27,9 @@ class Accelerator:
 
     name: str
     words: tuple[str, ...]
-    memory_bytes: float
     read_bytes_per_s: float
     flops: Mapping[str, float]
     link_bytes_per_s: float
-    watts: float
     source: str
     unless: tuple[str, ...] = ()
     note: str = ""
@@ -43,28 +41,28 @@ def _flops(bf16: float, fp8: float | None = None, fp4: float | None = None) -> d
 
 
 ACCELERATORS: tuple[Accelerator, ...] = (
-    Accelerator("A100 80GB SXM", ("a100", "80gb"), 80 * GB, 2.039 * TB, _flops(312), 300 * GB, 400, "aic, stas",
+    Accelerator("A100 80GB SXM", ("a100", "80gb"), 2.039 * TB, _flops(312), 300 * GB, "aic, stas",
                 ("pcie",)),
-    Accelerator("A100 80GB PCIe", ("a100", "pcie"), 80 * GB, 1.935 * TB, _flops(312), 32 * GB, 300, "aic"),
-    Accelerator("H100 PCIe", ("h100", "pcie"), 80 * GB, 2.0 * TB, _flops(756, 1513), 64 * GB, 350, "aic"),
-    Accelerator("H100 SXM", ("h100",), 80 * GB, 3.35 * TB, _flops(989, 1979), 450 * GB, 700, "aic, stas",
+    Accelerator("A100 80GB PCIe", ("a100", "pcie"), 1.935 * TB, _flops(312), 32 * GB, "aic"),
+    Accelerator("H100 PCIe", ("h100", "pcie"), 2.0 * TB, _flops(756, 1513), 64 * GB, "aic"),
+    Accelerator("H100 SXM", ("h100",), 3.35 * TB, _flops(989, 1979), 450 * GB, "aic, stas",
                 ("pcie", "nvl", "gh200")),
-    Accelerator("H200 SXM", ("h200",), 141 * GB, 4.8 * TB, _flops(989, 1979), 450 * GB, 700, "aic, stas",
+    Accelerator("H200 SXM", ("h200",), 4.8 * TB, _flops(989, 1979), 450 * GB, "aic, stas",
                 ("nvl", "gh200")),
-    Accelerator("GB300", ("gb300",), 288 * GB, 8.0 * TB, _flops(2500, 5000, 15000), 900 * GB, 1400, "aic, stas"),
-    Accelerator("GB200", ("gb200",), 186 * GB, 8.0 * TB, _flops(2500, 5000, 10000), 900 * GB, 1200, "aic, stas"),
-    Accelerator("B300", ("b300",), 268 * GB, 7.75 * TB, _flops(2250, 4500, 13500), 900 * GB, 1100, "aic, stas", (),
-                "8.0 TB/s and 288 GB by stas"),
-    Accelerator("B200", ("b200",), 180 * GB, 7.7 * TB, _flops(2250, 4500, 9000), 900 * GB, 1000, "aic, stas", (),
+    Accelerator("GB300", ("gb300",), 8.0 * TB, _flops(2500, 5000, 15000), 900 * GB, "aic, stas"),
+    Accelerator("GB200", ("gb200",), 8.0 * TB, _flops(2500, 5000, 10000), 900 * GB, "aic, stas"),
+    Accelerator("B300", ("b300",), 7.75 * TB, _flops(2250, 4500, 13500), 900 * GB, "aic, stas", (),
                 "8.0 TB/s by stas"),
-    Accelerator("L40S", ("l40s",), 48 * GB, 0.864 * TB, _flops(362, 733), 32 * GB, 350, "aic, stas"),
-    Accelerator("L4", ("l4",), 24 * GB, 0.300 * TB, _flops(121, 242), 32 * GB, 72, "aic"),
-    Accelerator("RTX PRO 6000 Blackwell Server", ("rtx", "pro", "6000", "blackwell"), 96 * GB, 1.792 * TB,
-                _flops(468, 936, 1871), 64 * GB, 600, "aic"),
-    Accelerator("MI300X", ("mi300x",), 192 * GB, 5.3 * TB, _flops(1307, 2615), 448 * GB, 750, "stas"),
-    Accelerator("MI325X", ("mi325x",), 256 * GB, 6.0 * TB, _flops(1307, 2615), 448 * GB, 1000, "stas"),
-    Accelerator("MI355X", ("mi355x",), 288 * GB, 8.0 * TB, _flops(2516, 5033, 10066), 536 * GB, 1400, "stas"),
-    Accelerator("Gaudi 3", ("gaudi", "3"), 128 * GB, 3.7 * TB, _flops(1677, 1677), 600 * GB, 900, "stas", (),
+    Accelerator("B200", ("b200",), 7.7 * TB, _flops(2250, 4500, 9000), 900 * GB, "aic, stas", (),
+                "8.0 TB/s by stas"),
+    Accelerator("L40S", ("l40s",), 0.864 * TB, _flops(362, 733), 32 * GB, "aic, stas"),
+    Accelerator("L4", ("l4",), 0.300 * TB, _flops(121, 242), 32 * GB, "aic"),
+    Accelerator("RTX PRO 6000 Blackwell Server", ("rtx", "pro", "6000", "blackwell"), 1.792 * TB,
+                _flops(468, 936, 1871), 64 * GB, "aic"),
+    Accelerator("MI300X", ("mi300x",), 5.3 * TB, _flops(1307, 2615), 448 * GB, "stas"),
+    Accelerator("MI325X", ("mi325x",), 6.0 * TB, _flops(1307, 2615), 448 * GB, "stas"),
+    Accelerator("MI355X", ("mi355x",), 8.0 * TB, _flops(2516, 5033, 10066), 536 * GB, "stas"),
+    Accelerator("Gaudi 3", ("gaudi", "3"), 3.7 * TB, _flops(1677, 1677), 600 * GB, "stas", (),
                 "an older white paper gives 1835 TF of BF16"),
 )  # fmt: skip
 

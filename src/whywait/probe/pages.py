@@ -107,6 +107,7 @@ class MetricsPage:
         self.name, self._fetcher = name, fetcher
         table = by_name(engine)
         self._reader = PageReader(table) if table else None
+        self._read = False  # it has been the engine's page
 
     @property
     def why(self) -> str:
@@ -120,7 +121,11 @@ class MetricsPage:
         if self._reader is None:
             table = detect(metrics_text=text)
             self._reader = PageReader(table) if table else None
-        return self._reader.read(text) if self._reader else []
+        rows = self._reader.read(text) if self._reader else []
+        if not rows and self._read:
+            return None  # a login page, or a proxy's: the engine no longer answers here
+        self._read = self._read or bool(rows)
+        return rows
 
     def close(self) -> None:
         self._fetcher.close()

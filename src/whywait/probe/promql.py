@@ -32,7 +32,6 @@ MAX_BYTES = 256 << 20
 RAW_S = 2 * 3600  # up to this span samples are asked for as they were scraped
 GRID = 480  # steps of a longer one
 TIMEOUT_S = 60.0
-SCRAPE = ("job", "instance")  # labels that a Prometheus adds: together they name a replica
 
 
 @dataclass(frozen=True)
