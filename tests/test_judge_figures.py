@@ -16,6 +16,10 @@ from whywait.core.columns import FAULTS, OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.judge.evidence import MIXED
+from whywait.judge.gather import gather
+from whywait.judge.rules_work import decode
+from whywait.physics.cost import Machine, step_terms_s
+from whywait.physics.models import Shape
 from whywait.units import ms, percent
 
 
@@ -151,3 +155,53 @@ def test_long_prompts_beside_short_ones_where_the_engine_does_not_say_when_it_pr
         v = the(blind, "neighbour's prefill", "undecided", engine)
         assert (v.point, v.share, v.evidence) == (1, None, ())  # no chunks, no gaps
         assert flag in v.next_step
+
+
+def test_prompts_are_named_by_the_time_that_they_take_to_compute() -> None:
+    for prefill_ms in (200.0, 600.0):
+        run = pair(prefill_ms=prefill_ms, gap_ms=10.0)
+        phases = summarize(with_windows(run))["points"][1]["phases"]
+        v = the(run, "compute-bound prefill")
+        assert v.share == pytest.approx(phases["prefill"]["share"] + phases["stall"]["share"], abs=0.01)
+        assert v.evidence[0] == (f"prefill is {percent(phases['prefill']['share'])} of the requests' time "
+                                 f"({ms(phases['prefill']['ms'])} each, measured)")  # fmt: skip
+        assert "--enable-prefix-caching" in v.lever
+    assert "compute-bound prefill" not in holds(pair(prefill_ms=10.0, gap_ms=20.0))
+
+
+RATES = {"read_bytes_per_s": 1e10, "f32_flops_per_s": 1e11, "how": "by decree", "threads": 4}
+
+
+@pytest.mark.parametrize(("weights", "reads"), [(1.8e8, "18"), (3.6e8, "36")])
+def test_the_roofline_of_a_step_is_told_beside_it(weights: float, reads: str) -> None:
+    run = pair(gap_ms=60.0)
+    told = {**run.manifest.engine, "model_bytes": weights, "model_params": 1e8}
+    known = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, engine=told,
+                                                                  machine={"engine_rates": RATES}))  # fmt: skip
+    v = the(known, "weight-read-bound decode")
+    assert any(e.startswith(f"roofline (modelled): for one sequence weight reads need at least {reads}")
+               and e.endswith("(by decree, threads: 4)") for e in v.evidence)  # fmt: skip
+    assert not any("roofline" in e for e in the(run, "weight-read-bound decode").evidence)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cause"),
+    [({"params": 1e7, "weight_bytes": 2e8, "kv_values": 1e3}, "weight-read-bound decode"),
+     ({"params": 1e7, "weight_bytes": 2e7, "kv_values": 1e6}, "KV-read-bound decode"),
+     ({"params": 1e9, "weight_bytes": 2e7, "kv_values": 1e2}, "compute-bound decode")],
+)  # fmt: skip
+def test_a_step_is_bound_by_what_takes_most_of_its_model(shape: dict[str, float], cause: str) -> None:
+    """Where the model meets the step that was measured; calibrated on one sequence, then missed by little."""
+    run = pair(gap_ms=20.0)
+    e = gather(run, summarize(with_windows(run)))
+    assert e.focus is not None
+    machine = Machine(1e10, 1e11, "by decree")
+    terms = step_terms_s(Shape(**shape, attention=1e3, layers=10), machine, 4, 100)  # type: ignore[arg-type]
+    whole = sum(terms.values())
+    found = {"shares": {k: t / whole for k, t in terms.items()}, "step_ms": whole * 1e3, "error": 0.1, "batch": 4.0,
+             "context": 100.0, "how": "modelled", "of": "by decree"}  # fmt: skip
+    for error, how in ((0.1, [cause]), (0.5, [])):
+        summary = {**e.focus.summary, "decode_step": {**found, "error": error}}
+        focus = dataclasses.replace(e.focus, summary=summary)
+        said = decode(dataclasses.replace(e, focus=focus, points=[focus]))
+        assert [v.cause for v in said if v.state == "holds"] == how
