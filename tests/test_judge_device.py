@@ -48,11 +48,11 @@ def test_a_serving_process_that_wants_a_core_all_the_time() -> None:
     run = pair()
     busy = at(run, {"engine_cores_busy_seconds_total": ("rate", 1.0)}, "host")
     for ran, wanted in ((0.8, "wanted a core 9"), (0.4, "wanted a core 6")):
-        own = threads(run, "process/engine", VLLM_Worker=(0.3, 0.0), VLLM_EngineCor=(ran, 0.25 - 0.1 * (ran > 0.5)))
+        own = threads(run, "process/engine", VLLM_Worker=(0.3, 0.0), python=(ran, 0.25 - 0.1 * (ran > 0.5)))
         v = the(read(run, own, busy), "host CPU")
-        assert f"(VLLM::EngineCor) {wanted}" in v.evidence[0]  # in per cent; at its ends the point was not read
+        assert f"(python) {wanted}" in v.evidence[0]  # in per cent; at its ends the point was not read
         assert v.share == pytest.approx(ran / (ran + 0.3), abs=0.06)  # of the time in which the engine works
-    calm = threads(run, "process/engine", VLLM_Worker=(0.3, 0.0), VLLM_EngineCor=(0.3, 0.1))
+    calm = threads(run, "process/engine", VLLM_Worker=(0.3, 0.0), python=(0.3, 0.1))
     assert "host CPU" not in holds(read(run, calm, busy))
 
 
