@@ -1,0 +1,1 @@
+"""Producer 2: a service of numbers. Engines as schedulers over a table of step times; writes the same Run."""

@@ -1,0 +1,107 @@
+"""What is simulated: a machine, a model, a layout, an engine with its limits, and the techniques in use. Frozen: a what-if
+is ``replace()``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from whywait.physics.efficiency import Efficiency
+from whywait.physics.arch import Arch
+from whywait.physics.machines import Accelerator
+
+POLICIES = ("vllm", "sglang", "trtllm", "llama.cpp", "static")
+ROUTING = ("round robin", "least load", "prefix")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Types of numbers by what they are for; names as in ``physics.models.BYTES``."""
+
+    weights: str = "bf16"
+    kv: str = "bf16"
+    compute: str = "bf16"  # of the matrix products (activations)
+    experts: str | None = None  # of the experts' weights where they differ
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Devices of one replica: tensor × pipeline × data parallel; experts spread over ``ep`` of them."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A scheduler and its limits, in the engine's own nouns. Seconds are of the host."""
+
+    policy: str = "vllm"
+    max_seqs: int = 256  # --max-num-seqs, --max-running-requests, --max_batch_size, --parallel
+    token_budget: int = 8192  # --max-num-batched-tokens, --chunked-prefill-size, --max_num_tokens, --batch-size
+    chunked: bool = True
+    max_context: int = 0  # tokens of prompt and answer together; 0: no limit
+    block: int = 16  # tokens of a KV block
+    prefix_cache: bool = True
+    memory_share: float = 0.9  # of the device's memory, for weights, KV and working space
+    kv_blocks: int | None = None  # from the engine's log; None: computed
+    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), or a share by SGLang's rule
+    priority: bool = False
+    frontend_s: float = 0.002  # HTTP, templating, tokenising, per request
+    frontend_token_s: float = 0.0  # the same per prompt token
+    reply_s: float = 0.001  # a token's way from the step's end to the client
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """``drafts`` tokens proposed per step, accepted by position with ``acceptance`` (each given that all before it were)."""
+
+    kind: str  # draft, ngram, mtp
+    drafts: int
+    acceptance: tuple[float, ...]
+    draft_share: float = 0.0  # time of one draft token as a share of a plain decode step
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A level of KV cache below the device: evicted blocks move there and come back over a link."""
+
+    name: str  # host, disk, remote
+    bytes: float
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Split:
+    """Prefill and decode on engines of their own. KV goes over ``bytes_per_s`` per prefill engine; ``overlap`` of it is
+    hidden behind prefill (layer by layer); at most ``in_flight`` hand-overs are reserved at one decode engine."""
+
+    prefill: int
+    decode: int
+    prefill_layout: Layout | None = None
+    bytes_per_s: float = 50e9
+    latency_s: float = 0.001
+    overlap: float = 0.0
+    in_flight: int = 0  # 0: no cap
+
+
+@dataclass(frozen=True)
+class Deployment:
+    machine: Accelerator
+    model: Arch
+    precision: Precision = Precision()
+    layout: Layout = Layout()
+    replicas: int = 1
+    engine: Engine = Engine()
+    routing: str = "round robin"
+    speculation: Speculation | None = None
+    tiers: tuple[Tier, ...] = ()
+    split: Split | None = None
+    efficiency: Efficiency = Efficiency()
+    applied: tuple[str, ...] = field(default=())  # techniques applied, by name, in order
