@@ -103,11 +103,11 @@ class Linear:
             self.alike[np.ix_(keep, keep)],
         )  # fmt: skip
 
-    def solved(self, kind: str) -> Calibration:
-        """The whole inference on the linear model."""
+    def solved(self, kind: str, rounds: int = 3) -> Calibration:
+        """The whole inference on the linear model; size of the discrepancy and outliers in turn, ``rounds`` times."""
         scale = {f: self.knobs.guessed(f) for f in dict.fromkeys(family(m) for _, m in self.rows)}
         noise = self.noise
-        for _ in range(3):
+        for _ in range(rounds):
             scale = self.learn(scale, noise)
             noise = self.outliers(scale, noise)
         mean, cov = self.posterior(scale, noise)
@@ -193,7 +193,7 @@ class _Fit:
         self.slopes = self._slopes()
         fresh, damp = True, 1.0
         for _ in range(self.knobs.rounds):
-            here = self.linear().solved(POSTERIOR)
+            here = self.linear().solved(POSTERIOR, 1)
             step = damp * (here.mean - self.theta)
             step *= min(1.0, _STEP / max(float(np.abs(step).max()), 1e-12))
             if float(np.abs(step / np.sqrt(np.diag(here.cov))).max()) < 0.1:
