@@ -81,5 +81,16 @@ class Deployment:
     speculation: Speculation | None = None
     tiers: tuple[Tier, ...] = ()
     split: Split | None = None
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency = Efficiency()  # how this service compares with the fits: a calibration sets it
+    hardware: Efficiency = Efficiency()  # on top of it: what a technique makes faster or slower
+    power_cap_w: float | None = None  # per device
+    priority_class: str = ""  # with ``engine.priority``: goes before the others; '': classes in the order of their TTFT SLO
     applied: tuple[str, ...] = field(default=())  # techniques applied, by name, in order
+
+    @property
+    def devices(self) -> int:
+        """Of all replicas; with a split, of all prefill and decode engines."""
+        if self.split is None:
+            return self.replicas * self.layout.devices
+        first = self.split.prefill_layout or self.layout
+        return self.replicas * (self.split.prefill * first.devices + self.split.decode * self.layout.devices)
