@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -14,11 +13,7 @@ from typing import Any
 
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from whywait.physics.tables import load, parse
 
 _FIELDS = {f.name for f in fields(Arch)} - {"name", "source"}
 _SUFFIX = re.compile(
@@ -32,7 +27,7 @@ def find_arch(name: str) -> Arch:
 
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
-        found = list(_entries(_read(path)).values())
+        found = list(_entries(load(path)).values())
         if len(found) != 1:
             raise UsageError(f"{name} describes {len(found)} models", "name one with --model after giving the file")
         return found[0]
@@ -53,13 +48,18 @@ def find_arch(name: str) -> Arch:
 @cache
 def models() -> Mapping[str, Arch]:
     """The catalogue by name."""
-    return _entries(tomllib.loads(files("whywait.physics").joinpath("models.toml").read_text("utf-8")))
+    return _entries(_shipped())
+
+
+@cache
+def _shipped() -> Mapping[str, Any]:
+    return parse(files("whywait.physics").joinpath("models.toml").read_text("utf-8"), "models.toml")
 
 
 @cache
 def by_alias() -> Mapping[str, Arch]:
     """The catalogue by every name it answers to, in lower case without organisation and suffix."""
-    raw = tomllib.loads(files("whywait.physics").joinpath("models.toml").read_text("utf-8"))
+    raw = _shipped()
     found: dict[str, Arch] = {}
     for name, arch in models().items():
         for also in (name, *raw[name].get("also", ())):
@@ -75,13 +75,6 @@ def _keys(name: str) -> list[str]:
     while (short := _SUFFIX.sub("", keys[-1])) != keys[-1]:
         keys.append(short)
     return keys
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as exc:
-        raise UsageError(f"{path} cannot be read as TOML: {exc}") from exc
 
 
 def _entries(raw: Mapping[str, Any]) -> dict[str, Arch]:
