@@ -85,7 +85,7 @@ class Knobs:
     the predictions, ``outlier`` those of single residuals. ``changed`` is what a changed deployment adds to a ratio.
     """
 
-    guess: Mapping[str, float] = field(default_factory=lambda: {"tpot_ms": 0.06, "ttft_ms": 0.15})
+    guess: Mapping[str, float] = field(default_factory=lambda: {"tpot_ms": 0.06, "ttft_ms": 0.15, "prefill_ms": 0.25})
     floor: Mapping[str, float] = field(default_factory=lambda: {"tpot_ms": 0.02, "ttft_ms": 0.05})
     changed: Mapping[str, float] = field(default_factory=lambda: {"tpot_ms": 0.03, "ttft_ms": 0.07})
     other: tuple[float, float, float] = (0.10, 0.03, 0.05)  # guess, floor and changed of families not named

@@ -35,22 +35,37 @@ _STEP = 1.0  # of a multiplier's logarithm, at most, in one step of the search
 _GRID = np.exp(np.linspace(-2.0, 2.0, 17))  # sizes of a discrepancy that are tried, of its guess
 
 
-def calibrate(
-    points: Sequence[Point], predict: Predict, prior: Prior, knobs: Knobs | None = None, start: Vector | None = None
-) -> Calibration:
+def calibrate(points: Sequence[Point], predict: Predict, prior: Prior, knobs: Knobs | None = None) -> Calibration:
     """The posterior of the multipliers given what was seen at ``points``.
 
     Of one point the result is labelled ``one point``: it may be used to predict, but efficiency and overhead cannot be
-    told apart by it; of none it is the prior. ``start`` (log multipliers) spares steps where a good guess is known.
+    told apart by it; of none it is the prior.
     """
     knobs = knobs or Knobs()
     fit = _Fit(tuple(points), predict, prior, knobs)
-    if start is not None:
-        fit.begin(start)
     if not fit.rows:
         return prior_only(prior, knobs)
     fit.search()
-    return fit.result(POSTERIOR if len({p for p, _ in fit.rows}) > 1 else ONE_POINT)
+    return fit.result()
+
+
+def without(found: Calibration, point: int, predict: Predict) -> Calibration | None:
+    """The calibration that the other points give, the size of the discrepancy too; None where none is left.
+
+    The search begins at ``found`` with its slopes, so that few simulations are needed.
+    """
+    if all(p == point for p, _ in found.rows):
+        return None
+    fit = _Fit(found.points, predict, prior_of(found), found.knobs, (point, found))
+    fit.search(True)
+    return fit.result()
+
+
+def prior_of(found: Calibration) -> Prior:
+    return Prior(
+        dict(zip(found.names, found.prior_sd.tolist(), strict=True)),
+        dict(zip(found.names, found.prior_mean.tolist(), strict=True)),
+    )
 
 
 @dataclass(frozen=True)
@@ -94,15 +109,6 @@ class Linear:
         grown: Vector = self.noise + own * np.maximum((far - 1) / (self.knobs.outlier + 1), 0.0)
         return grown
 
-    def without(self, point: int) -> Linear:
-        """The same with all rows of a point left out."""
-        keep = np.array([p != point for p, _ in self.rows], dtype=bool)
-        rows = tuple(r for r in self.rows if r[0] != point)
-        return Linear(
-            self.points, rows, self.at_zero[keep], self.slopes[keep], self.noise[keep], self.prior, self.knobs,
-            self.alike[np.ix_(keep, keep)],
-        )  # fmt: skip
-
     def solved(self, kind: str, rounds: int = 3) -> Calibration:
         """The whole inference on the linear model; size of the discrepancy and outliers in turn, ``rounds`` times."""
         scale = {f: self.knobs.guessed(f) for f in dict.fromkeys(family(m) for _, m in self.rows)}
@@ -133,28 +139,41 @@ def _log_doubt(size: float, guess: float, knobs: Knobs) -> float:
 class _Fit:
     """One search. ``theta`` are log multipliers; ``f`` (rows,) the logarithms predicted there."""
 
-    def __init__(self, points: tuple[Point, ...], predict: Predict, prior: Prior, knobs: Knobs) -> None:
+    def __init__(
+        self,
+        points: tuple[Point, ...],
+        predict: Predict,
+        prior: Prior,
+        knobs: Knobs,
+        left_out: tuple[int, Calibration] | None = None,
+    ) -> None:
+        """``left_out``: a point that is not looked at, and a calibration of all points to begin from."""
         self.points, self.prior, self.knobs = points, prior, knobs
         self._predict = predict
         self.runs = 0
-        self.theta = prior.mean()
+        self._out = left_out[0] if left_out else -1
+        self.theta = left_out[1].mean if left_out else prior.mean()
         self._ask()
-
-    def begin(self, theta: Vector) -> None:
-        self.theta = np.array(theta, dtype=np.float64)
-        self._ask()
+        if left_out:
+            at = {r: i for i, r in enumerate(left_out[1].rows)}
+            self.rows_of(tuple(r for r in self.rows if r in at))
+            self.slopes = left_out[1].slopes[[at[r] for r in self.rows]]
 
     def _ask(self) -> None:
         """What the simulator says where the search begins; metrics it leaves out are left out."""
-        said = [self._at(self.theta, i) for i in range(len(self.points))]
-        every = [(i, m) for i, p in enumerate(self.points) for m, s in p.seen.items() if s.value > 0]
-        self.rows = tuple(r for r in every if said[r[0]].get(r[1], math.nan) > 0)
-        self.silent = tuple(f"{self.points[i].name}: {m}" for i, m in every if (i, m) not in set(self.rows))
-        self.seen = np.array([math.log(self.points[i].seen[m].value) for i, m in self.rows])
-        self.noise = np.array([self.points[i].seen[m].log_se ** 2 for i, m in self.rows])
-        self.f = self._logs(said)
-        places = [(self.points[i].at, m) for i, m in self.rows]
-        self._alike = correlation(self.points, self.rows, places, self.knobs) if places else np.zeros((0, 0))
+        self._said = [self._at(self.theta, i) if i != self._out else {} for i in range(len(self.points))]
+        every = [(i, m) for i, p in enumerate(self.points) for m, s in p.seen.items() if s.value > 0 and i != self._out]
+        rows = tuple(r for r in every if self._said[r[0]].get(r[1], math.nan) > 0)
+        self.silent = tuple(f"{self.points[i].name}: {m}" for i, m in every if (i, m) not in set(rows))
+        self.rows_of(rows)
+
+    def rows_of(self, rows: tuple[tuple[int, str], ...]) -> None:
+        self.rows = rows
+        self.seen = np.array([math.log(self.points[i].seen[m].value) for i, m in rows])
+        self.noise = np.array([self.points[i].seen[m].log_se ** 2 for i, m in rows])
+        self.f = self._logs(self._said)
+        places = [(self.points[i].at, m) for i, m in rows]
+        self._alike = correlation(self.points, rows, places, self.knobs) if places else np.zeros((0, 0))
 
     def _at(self, theta: Vector, point: int) -> Mapping[str, float]:
         self.runs += 1
@@ -188,10 +207,12 @@ class _Fit:
             self.points, self.rows, at_zero, self.slopes, self.noise, self.prior, self.knobs, self._alike
         )  # fmt: skip
 
-    def search(self) -> None:
-        """Steps toward the posterior's mode until they are small beside its spread; see the module."""
-        self.slopes = self._slopes()
-        fresh, damp = True, 1.0
+    def search(self, carried: bool = False) -> None:
+        """Steps toward the posterior's mode until they are small beside its spread; see the module. ``carried``: there
+        are slopes to begin with, and at the end they are good enough."""
+        if not carried:
+            self.slopes = self._slopes()
+        fresh, damp = not carried, 1.0
         for _ in range(self.knobs.rounds):
             here = self.linear().solved(POSTERIOR, 1)
             step = damp * (here.mean - self.theta)
@@ -206,13 +227,14 @@ class _Fit:
                 self.slopes, fresh = self._slopes(), True
             else:
                 damp /= 3
-        if not fresh:
+        if not fresh and not carried:
             self.slopes = self._slopes()
 
     def _cost(self, here: Calibration, theta: Vector, f: Vector) -> float:
         left, off = self.seen - f, (theta - self.prior.mean()) / self.prior.sd()
         return float(left @ np.linalg.solve(here.covariance(), left) + off @ off)
 
-    def result(self, kind: str) -> Calibration:
+    def result(self) -> Calibration:
+        kind = POSTERIOR if len({p for p, _ in self.rows}) > 1 else ONE_POINT
         found = self.linear().solved(kind)
         return dataclasses.replace(found, runs=self.runs, silent=self.silent)
