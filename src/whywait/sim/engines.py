@@ -13,7 +13,7 @@ from whywait.sim.deployment import Engine
 #: ``trtllm-serve``); llama.cpp ``llama-server`` (its README, four slots as ``--parallel auto`` gives).
 ENGINES: Mapping[str, Engine] = {
     "vllm": Engine("vllm", max_seqs=1024, token_budget=8192, block=16),
-    "sglang": Engine("sglang", max_seqs=2048, token_budget=8192, block=1, memory_share=0.88, reserve="ratio"),
+    "sglang": Engine("sglang", max_seqs=2048, token_budget=8192, block=1, memory_share=0.88, reserve="share"),
     "trtllm": Engine("trtllm", max_seqs=2048, token_budget=8192, block=32, reserve="full", chunked=False),
     "llama.cpp": Engine("llama.cpp", max_seqs=4, token_budget=2048, block=1, reserve="full", memory_share=0.95),
     "static": Engine("static", max_seqs=32, token_budget=1 << 20, block=16, chunked=False, prefix_cache=False),
