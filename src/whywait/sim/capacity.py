@@ -148,6 +148,19 @@ def feasible(d: Deployment, layout: Layout, request: float | None = None) -> lis
     return out
 
 
+def smallest_tp(d: Deployment, most: int) -> int:
+    """The least tensor parallelism, of at most ``most`` devices, that leaves room for KV of a usual sequence.
+
+    Raises:
+        UsageError: none does; what would is named.
+    """
+    for tp in _divisors(d.model.heads):
+        if tp <= most and most % tp == 0 and _sizes(d, dataclasses.replace(d.layout, tp=tp)).tokens >= USUAL_TOKENS:
+            return tp
+    widest = dataclasses.replace(d.layout, tp=max(k for k in _divisors(d.model.heads) if k <= most))
+    raise _no_room(d, widest, _sizes(d, widest), None)
+
+
 def _computed(d: Deployment) -> Deployment:
     return dataclasses.replace(d, engine=dataclasses.replace(d.engine, kv_blocks=None))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from whywait.physics.step import StepParts, StepWork, step_parts, work
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import Prepared, cost_inputs
 from whywait.sim.state import Result
+
+if TYPE_CHECKING:
+    from whywait.sim.service import Times
 
 Floats = NDArray[np.float64]
 #: Resources in the words of the accounts.
@@ -58,3 +61,20 @@ def _parts(cost: StepParts, r: Result, mine: NDArray[np.int64], d: Deployment) -
     found = work(cost, StepWork(tokens, decode, context, window, seqs, pairs, looked))
     whole = found.sum(axis=0)
     return found * (s.took_s[mine] / np.maximum(whole, 1e-300))
+
+
+def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float, float]) -> dict[str, float | None]:
+    """Mean power of all devices over the window (s), and joules per output token of it; None where not known."""
+    found = drawn(d, p, r)
+    span = window[1] - window[0]
+    if np.isnan(found.idle_w) or span <= 0:
+        return {"power_w": None, "joules_per_token": None}
+    begin, took = r.steps.t_s - t.shift_s, r.steps.took_s
+    part = np.clip(np.minimum(begin + took, window[1]) - np.maximum(begin, window[0]), 0.0, None)
+    engines = sum(p.settings.engines)
+    more = float((part * (found.watts - found.idle_w / engines)).sum()) * r.steps_stride
+    watts = found.idle_w + more / span
+    output = p.load.output[p.warmed :].astype(float)
+    length = np.maximum(t.last - t.first, 1e-12)
+    made = float(np.nansum(output * np.clip(np.minimum(t.last, window[1]) - np.maximum(t.first, window[0]), 0, None) / length))
+    return {"power_w": watts, "joules_per_token": watts * span / made if made else None}

@@ -76,14 +76,14 @@ def figures(
         (its origin lies in the steady window); ``cached`` tokens and ``preempted`` times. Of the window:
         ``output_tokens_per_s, requests_per_s, kv_use, running, waiting, cached_share, seconds, steady`` (False: the whole
         point was taken). Of the whole: ``preemptions, recomputed_tokens, acceptance`` (None without speculation),
-        ``end_s``, ``step_s`` (mean step).
+        ``end_s``. Where steps were kept (``Options.keep``) also ``power_w`` of all devices and ``joules_per_token``.
     """
     o = options or Options(keep="none")
     prepared, found, t = run_point(deployment, schedule, mode, target, seed, o)
-    return figures_of(prepared, found, t)
+    return figures_of(prepared, found, t, deployment)
 
 
-def figures_of(p: Prepared, r: Result, t: Times) -> dict[str, Any]:
+def figures_of(p: Prepared, r: Result, t: Times, d: Deployment) -> dict[str, Any]:
     w, out_tokens = p.warmed, p.load.output[p.warmed :].astype(float)
     low, high, steady = window(t)
     inside = (t.origin >= low) & (t.origin <= high)
@@ -107,6 +107,10 @@ def figures_of(p: Prepared, r: Result, t: Times) -> dict[str, Any]:
         "recomputed_tokens": int(r.recomputed[w:].sum()),
         "acceptance": r.accepted / r.drafted if r.drafted else None, "end_s": r.end_s - p.shift_s,
     }  # fmt: skip
+    if len(r.steps.t_s):
+        from whywait.sim.power import energy
+
+        out |= energy(d, p, r, t, (low, high))
     return out
 
 
