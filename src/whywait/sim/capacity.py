@@ -8,6 +8,7 @@ from typing import Any
 
 from whywait.errors import UsageError
 from whywait.physics.layout import Layout
+from whywait.physics.memory import bytes_of, kv_bytes_per_token, state_bytes, weights_bytes, window_kv_bytes
 from whywait.sim.deployment import Deployment
 
 #: What an engine's process takes on every device beside weights and KV: CUDA context, communicators, graphs. Seen as
@@ -15,6 +16,8 @@ from whywait.sim.deployment import Deployment
 OVERHEAD_BYTES = 1.5e9
 #: Bytes of activations per token of a step: hidden states and one layer's widest part in 16 bits, twice (in and out).
 ACTIVATION_COPIES = 2
+#: Length of a sequence by which windowed layers are counted where none is asked for.
+USUAL_TOKENS = 4096.0
 PRECISIONS = (("fp8", "fp8-weights"), ("int4", "int4-weights"), ("fp4", "fp4-weights"))
 
 
@@ -48,7 +51,7 @@ def capacity(d: Deployment, request_tokens: float | None = None, prefill: bool =
     layout = (d.split.prefill_layout if prefill and d.split else None) or d.layout
     check_layout(d, layout)
     check_dtype(d)
-    found = _sizes(d, layout)
+    found = _sizes(d, layout, request_tokens)
     if found.blocks < 1 or found.tokens < max(1.0, request_tokens or 1.0):
         raise _no_room(d, layout, found, request_tokens)
     if request_tokens:
@@ -66,8 +69,7 @@ def check_layout(d: Deployment, layout: Layout) -> None:
     if a.kv_heads and layout.tp > a.kv_heads and layout.tp % a.kv_heads:
         raise UsageError(f"{a.name} has {a.kv_heads} KV heads, which tp={layout.tp} can neither split nor repeat evenly",
                          f"nearest: {_near(layout.tp, _divisors(a.heads))}")  # fmt: skip
-    if layout.pp > a.layers:
-        raise UsageError(f"{a.name} has {a.layers} layers, fewer than pp={layout.pp}", f"at most pp={a.layers}")
+    _divides("pp", layout.pp, a.layers, "layers")
     if layout.ep > 1:
         if not a.experts:
             raise UsageError(f"{a.name} has no experts to spread over ep={layout.ep} devices", "leave ep out")
@@ -89,9 +91,7 @@ def check_dtype(d: Deployment) -> None:
                          f"{narrower}: stored narrow, multiplied in 16 bits; or a machine that has them")  # fmt: skip
 
 
-def _sizes(d: Deployment, layout: Layout) -> Capacity:
-    from whywait.physics.bytes import kv_bytes_per_token, weights_bytes
-
+def _sizes(d: Deployment, layout: Layout, request: float | None = None) -> Capacity:
     a, e = d.model, d.engine
     memory = d.machine.memory_bytes
     weights = weights_bytes(a, d.precision, layout)
@@ -99,7 +99,8 @@ def _sizes(d: Deployment, layout: Layout) -> Capacity:
     working = OVERHEAD_BYTES + ACTIVATION_COPIES * 2 * min(e.token_budget, 65536) * width
     if d.speculation is not None and d.speculation.kind == "draft":
         working += 0.03 * weights  # an EAGLE head is one layer and a language head of its own
-    each = kv_bytes_per_token(a, d.precision.kv, layout)
+    working += state_bytes(a, layout) * e.max_seqs
+    each = _per_token(d, layout, request or USUAL_TOKENS)
     room = max(0.0, memory * e.memory_share - weights - working)
     if e.policy == "trtllm":  # its share is of what is free after the weights are loaded
         room = max(0.0, (memory - weights - working) * e.memory_share)
@@ -108,6 +109,13 @@ def _sizes(d: Deployment, layout: Layout) -> Capacity:
     if e.kv_blocks is not None:
         blocks = int(e.kv_blocks * d.efficiency.kv_space)
     return Capacity(memory, weights, working, room, each, blocks, blocks * e.block, e.kv_blocks is not None)
+
+
+def _per_token(d: Deployment, layout: Layout, request: float) -> float:
+    """KV bytes per token of a sequence of ``request`` tokens on one device: windowed layers keep their window only."""
+    each = kv_bytes_per_token(d.model, d.precision.kv, layout)[0]
+    windowed = window_kv_bytes(d.model, d.precision.kv, layout)
+    return each - windowed * max(0.0, 1 - d.model.window / request)
 
 
 def _no_room(d: Deployment, layout: Layout, found: Capacity, request: float | None) -> UsageError:
@@ -127,17 +135,30 @@ def feasible(d: Deployment, layout: Layout, request: float | None = None) -> lis
     out, need = [], max(1.0, request or 1.0)
     for tp in _divisors(d.model.heads):
         wider = dataclasses.replace(layout, tp=tp)
-        if tp > layout.tp and tp <= 64 and _sizes(_computed(d), wider).tokens >= need:
+        if tp > layout.tp and tp <= 64 and _sizes(_computed(d), wider, request).tokens >= need:
             out.append(f"tp={tp}")
             break
     for kind, technique in PRECISIONS:
         if kind == d.precision.weights or (kind in ("fp8", "fp4") and kind not in d.machine.flops):
             continue
         narrow = dataclasses.replace(d, precision=dataclasses.replace(d.precision, weights=kind, experts=None))
-        if _sizes(_computed(narrow), layout).tokens >= need and _narrower(kind, d.precision.weights):
+        if _sizes(_computed(narrow), layout, request).tokens >= need and _narrower(kind, d.precision.weights):
             out.append(technique)
             break
     return out
+
+
+def smallest_tp(d: Deployment, most: int) -> int:
+    """The least tensor parallelism, of at most ``most`` devices, that leaves room for KV of a usual sequence.
+
+    Raises:
+        UsageError: none does; what would is named.
+    """
+    for tp in _divisors(d.model.heads):
+        if tp <= most and most % tp == 0 and _sizes(d, dataclasses.replace(d.layout, tp=tp)).tokens >= USUAL_TOKENS:
+            return tp
+    widest = dataclasses.replace(d.layout, tp=max(k for k in _divisors(d.model.heads) if k <= most))
+    raise _no_room(d, widest, _sizes(d, widest), None)
 
 
 def _computed(d: Deployment) -> Deployment:
@@ -145,9 +166,7 @@ def _computed(d: Deployment) -> Deployment:
 
 
 def _narrower(a: str, b: str) -> bool:
-    from whywait.physics.models import BYTES
-
-    return BYTES[a] < BYTES.get(b, 2)
+    return bytes_of(a) < bytes_of(b)
 
 
 def _divides(name: str, n: int, total: int, what: str) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from whywait.errors import UsageError
+from whywait.physics import machines
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
+from whywait.physics.memory import bytes_of
 from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier
 from whywait.sim.engines import engine_of
 
@@ -106,11 +108,9 @@ def bf16_weights(d: Deployment, args: Args) -> Deployment:
 def kv(dtype: str) -> Change:
     def change(d: Deployment, args: Args) -> Deployment:
         """A count of blocks from a log is of the type it was logged with: the same bytes hold more of a narrower one."""
-        from whywait.physics.models import BYTES
-
         blocks = d.engine.kv_blocks
         if blocks is not None:
-            blocks = int(blocks * BYTES[d.precision.kv] / BYTES[dtype])
+            blocks = int(blocks * bytes_of(d.precision.kv) / bytes_of(dtype))
         return _engine(replace(d, precision=replace(d.precision, kv=dtype)), kv_blocks=blocks)
 
     return change
@@ -256,9 +256,7 @@ def power_cap(d: Deployment, args: Args) -> Deployment:
 
 def machine(d: Deployment, args: Args) -> Deployment:
     """Another machine: a count of blocks from a log no longer holds; what a calibration found of the old one does."""
-    from whywait.sim.catalog import machine_named
-
-    return _engine(replace(d, machine=machine_named(args.value)), kv_blocks=None)
+    return _engine(replace(d, machine=machines.machine(args.value)), kv_blocks=None)
 
 
 def engine(d: Deployment, args: Args) -> Deployment:

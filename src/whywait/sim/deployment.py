@@ -28,7 +28,7 @@ class Engine:
     prefix_cache: bool = True
     memory_share: float = 0.9  # of the device's memory, for weights, KV and working space
     kv_blocks: int | None = None  # from the engine's log; None: computed
-    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), or a share by SGLang's rule
+    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), share (SGLang's rule)
     priority: bool = False
     frontend_s: float = 0.002  # HTTP, templating, tokenising, per request
     frontend_token_s: float = 0.0  # the same per prompt token

@@ -99,7 +99,8 @@ class Steps(NamedTuple):
 class Result(NamedTuple):
     """Times on the load's clock; NaN: never."""
 
-    queued_s: F8  # (n,) the scheduler received it
+    sent_s: F8  # (n,) arrival, or the release by another's end
+    queued_s: F8  # the scheduler received it
     scheduled_s: F8  # first step with work of it begins
     first_s: F8  # first token is with the client
     last_s: F8

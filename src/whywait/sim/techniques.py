@@ -132,6 +132,10 @@ TECHNIQUES: dict[str, Technique] = _table((
 ))  # fmt: skip
 
 
+#: Those that say how devices are used: what ``--layout`` takes.
+LAYOUT = ("tp", "pp", "dp", "ep", "replicas", "routing", "pd")
+
+
 def parse(text: str) -> list[tuple[Technique, Args]]:
     """The techniques of ``--apply``, in order.
 
