@@ -12,12 +12,15 @@ from whywait.judge.calibrate import Calibration, Vector
 from whywait.judge.calibrate_check import Interval, spread
 
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "same", "undecided"
+MORE, LESS = "more", "less"  # of what is neither good nor bad
 #: Which way is better: +1 more, −1 less, 0 neither.
 GOOD: Mapping[str, int] = {
     "ttft_ms": -1, "tpot_ms": -1, "e2e_ms": -1, "output_tokens_per_s": 1, "requests_per_s": 1,
     "goodput_requests_per_s": 1, "kv_use": 0, "energy_j_per_token": -1, "usd_per_million_tokens": -1,
 }  # fmt: skip
 MATTERS = 0.03  # a change whose whole interval lies within this share of nothing is no change
+SMALL = 0.05  # an effect smaller than this (log) brings its share of the error of a change only
+OF_EFFECT = 0.15  # error of an effect as a share of it, whatever else is known
 FEW = 1 / 3  # of the draws: a figure that more of them could not give is not claimed
 
 
@@ -80,8 +83,17 @@ def state_of(metric: str, change: Interval) -> tuple[str, str]:
         return SAME, ""
     if change.low <= 1 <= change.high:
         return UNDECIDED, "the interval of the change includes none at all"
-    way = GOOD.get(metric.partition(".")[0], 0) * (1 if change.low > 1 else -1)
-    return (BETTER if way > 0 else WORSE if way < 0 else SAME), ""
+    up = change.low > 1
+    way = GOOD.get(metric.partition(".")[0], 0) * (1 if up else -1)
+    return (BETTER if way > 0 else WORSE if way < 0 else MORE if up else LESS), ""
+
+
+def error_of_change(effect: Vector, least: float) -> float:
+    """Log-sd of what the simulator has wrong in an effect (draws of log after / before) beside its parameters: ``least``
+    and a share of it. A change that does nothing in any draw is no change, and has no error."""
+    mean = abs(float(effect.mean()))
+    size = mean + float(effect.std())
+    return math.hypot(least * min(1.0, size / SMALL), OF_EFFECT * mean)
 
 
 def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, changed: bool) -> Claim | None:
@@ -97,13 +109,12 @@ def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, 
                      "not every draw of the parameters gives this figure")  # fmt: skip
     b, a = np.log(before[known]), np.log(after[known])
     off, sd = found.offset(metric, pairs.at, pairs.theta[known])
-    simulated = spread(b, 0.0, found.knobs.tail)
-    change = spread(a - b, found.knobs.change(metric) if changed else 0.0, found.knobs.tail)
+    wrong = error_of_change(a - b, found.knobs.change(metric)) if changed else 0.0
+    simulated, change = spread(b, 0.0, found.knobs.tail), spread(a - b, wrong, found.knobs.tail)
     if measured:
-        whole = spread(a - b, found.knobs.change(metric) if changed else 0.0, found.knobs.tail)
-        absolute = Interval(measured * whole.median, measured * whole.low, measured * whole.high)
+        absolute = Interval(measured * change.median, measured * change.low, measured * change.high)
     else:
-        absolute = spread(a + off, math.hypot(sd, found.knobs.change(metric) if changed else 0.0), found.knobs.tail)
+        absolute = spread(a + off, math.hypot(sd, wrong), found.knobs.tail)
     state, why = state_of(name, change)
     return Claim(pairs.load, name, measured, simulated, absolute, change, state, why)
 

@@ -20,7 +20,7 @@ from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch, arch_of
 from whywait.physics.layout import Layout, Precision
-from whywait.physics.machines import Accelerator, find
+from whywait.physics.machines import Accelerator, find, machine
 from whywait.physics.models import BYTES, Shape
 from whywait.sim.deployment import Deployment, Engine, Speculation
 from whywait.sim.engines import engine_of
@@ -66,7 +66,7 @@ def baseline_of(run: Run, given: str = "") -> Baseline:
     keys, techniques = _given(given)
     facts: list[Fact] = []
     engine = _engine(run, keys, facts)
-    machine, devices, cpu = _machine(run, keys, facts)
+    device, devices, cpu = _machine(run, keys, facts)
     arch, precision = _model(run, keys, facts, engine.policy)
     engine = _limits(run, engine, cpu, facts)
     if "block" in keys:
@@ -74,7 +74,7 @@ def baseline_of(run: Run, given: str = "") -> Baseline:
     replicas = len(np.unique(run.requests["replica"])) if len(run.requests) else 1
     tp = _tensor_parallel(run, devices, replicas, techniques, facts)
     engine = _kv(run, engine, keys, facts)
-    d = Deployment(machine, arch, precision, Layout(tp=tp), replicas, engine, speculation=_speculation(run, facts))
+    d = Deployment(device, arch, precision, Layout(tp=tp), replicas, engine, speculation=_speculation(run, facts))
     if techniques:
         kept = d.engine.kv_blocks  # the run's own count, whatever layout is said to have given it
         d = apply(techniques, d)
@@ -116,7 +116,7 @@ def _machine(run: Run, keys: Mapping[str, str], facts: list[Fact]) -> tuple[Acce
     """The device, how many of them worked (None: not known), and whether it is this machine's processor."""
     if "machine" in keys:
         facts.append(Fact("machine", keys["machine"], "given"))
-        return _named(keys["machine"], "--baseline"), None, False
+        return _named(keys["machine"]), None, False
     names = _device_names(run)
     if names:
         found = find(names[0])
@@ -130,13 +130,11 @@ def _machine(run: Run, keys: Mapping[str, str], facts: list[Fact]) -> tuple[Acce
     raise UsageError("the run does not say what the engine ran on", "--baseline machine=NAME, for example machine=h100")
 
 
-def _named(name: str, where: str) -> Accelerator:
-    from whywait.sim.catalog import machine_named
-
+def _named(name: str) -> Accelerator:
     try:
-        return machine_named(name)
+        return machine(name)
     except UsageError as exc:
-        raise UsageError(f"{where}: {exc.message}", exc.hint) from None
+        raise UsageError(f"--baseline: {exc.message}", exc.hint) from None
 
 
 def _device_names(run: Run) -> list[str]:
@@ -173,10 +171,10 @@ def _this_machine(run: Run, facts: list[Fact]) -> Accelerator:
         why = "its rates were not measured; the calibration has to find them"
     name = f"this machine ({cores} core{'s' if cores > 1 else ''})"
     facts.append(Fact("machine", f"{name}, {read / 1e9:.0f} GB/s, {flops / 1e9:.0f} GFLOP/s", how, why))
-    more = {"memory_bytes": float(host.get("memory_bytes") or 64e9)}
-    known = {f.name for f in dataclasses.fields(Accelerator)}
-    return Accelerator(name, (), float(read), {"bf16": float(flops)}, 10e9, "this run",
-                       **{k: v for k, v in more.items() if k in known})  # type: ignore[arg-type]  # fmt: skip
+    return dataclasses.replace(
+        machine("cpu"), name=name, words=(), also=(), read_bytes_per_s=float(read), source="this run", price_usd_h=None,
+        flops={"bf16": float(flops)}, memory_bytes=float(host.get("memory_bytes") or 64e9), tdp_w=None, note="",
+    )  # fmt: skip
 
 
 def _model(run: Run, keys: Mapping[str, str], facts: list[Fact], policy: str) -> tuple[Arch, Precision]:
@@ -219,7 +217,7 @@ def _alike(arch: Arch, shape: Shape) -> bool:
 
 def _weight_type(shape: Shape | None, arch: Arch) -> str:
     if shape is None:
-        return str(getattr(arch, "native", "bf16"))
+        return str(arch.native)
     names = {"f32": 4.0, "bf16": 2.0, "fp8": 1.0, "q8_0": BYTES["q8_0"], "q5_0": BYTES["q5_0"], "q4_0": BYTES["q4_0"]}
     return min(names, key=lambda k: abs(math.log(names[k] / shape.bytes_per_param)))
 
@@ -237,7 +235,7 @@ def arch_from_shape(name: str, shape: Shape) -> Arch:
     tables = vocab * hidden * (2 if shape.embedding else 1)
     attention = layers * hidden * (2 * wide + each)
     inter = max(round((dense - tables - attention) / (3 * layers * hidden)), 1)
-    experts = {}
+    experts: dict[str, Any] = {}
     if shape.expert:
         chosen = max(1, round(8 * shape.expert_share))
         count = max(2, round(chosen / shape.expert_share))

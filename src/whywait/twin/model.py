@@ -14,15 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze.counters import gauge
+from whywait.analyze.goodput import goodput
+from whywait.analyze.latency import per_request
 from whywait.analyze.observed import Observed, statistics
-from whywait.asked import Asked
+from whywait.analyze.window import request_rate
+from whywait.core.run import Run
 from whywait.judge.calibrate import Point, Prior, Seen, family
 from whywait.physics.efficiency import Efficiency
-from whywait.physics.kernels import RESOURCES
+from whywait.physics.machines import Accelerator
 from whywait.sim import service
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import Options
-from whywait.sim.power import WORDS, drawn
+from whywait.twin.asked import Asked
 
 REPLY = "reply"  # the way of a token to the client: beside the fields of Efficiency
 FIELDS = tuple(f.name for f in fields(Efficiency) if isinstance(f.default, float))
@@ -32,19 +36,12 @@ FITTED_SD = {"weights": 0.12, "compute": 0.15, "experts": 0.25, "kv": 0.2, "pair
              "step": 0.4, "sequence": 0.5, "token": 0.5, "prefill_step": 0.6, "frontend": 0.7, REPLY: 0.7,
              "kv_space": 0.03}  # fmt: skip
 CPU_SD = {"weights": 0.6, "compute": 0.8, "experts": 0.8, "kv": 0.8, "pairs": 0.8, "link": 0.3,
-          "step": 1.5, "sequence": 1.2, "token": 1.2, "prefill_step": 1.2, "frontend": 1.2, REPLY: 1.0, "kv_space": 0.02}  # fmt: skip
+          "step": 1.5, "sequence": 1.2, "token": 1.2, "prefill_step": 1.2, "frontend": 1.2, REPLY: 1.0,
+          "kv_space": 0.02}  # fmt: skip
+KERNELS = ("weights", "compute", "experts", "kv", "pairs")
 HOST = ("step", "sequence", "token", "prefill_step", "frontend", REPLY)
 PERCENTILES = {"ttft_ms.p50": ("ttft_s", 0.5), "ttft_ms.p99": ("ttft_s", 0.99), "tpot_ms.p50": ("tpot_s", 0.5),
                "tpot_ms.p99": ("tpot_s", 0.99), "e2e_ms.p50": ("e2e_s", 0.5)}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Waits:
-    """Where a load's time goes, per request: seconds of ``queue``, ``prefill`` and ``decode`` as the request sees them
-    (``stalled``: the part of decode spent in other requests' prefill), and of device time by resource."""
-
-    request_s: Mapping[str, float]
-    device_s: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -87,32 +84,28 @@ class Twin:
         out["output_tokens_per_s"], out["requests_per_s"] = f["output_tokens_per_s"], f["requests_per_s"]
         out["goodput_requests_per_s"] = f["requests_per_s"] * self._good(f, a.counted) if self.slo else math.nan
         out["kv_use"] = f["kv_use"]
-        out["usd_per_million_tokens"] = self._price(f["output_tokens_per_s"])
+        out["usd_per_million_tokens"] = price_of(self.deployment, f["output_tokens_per_s"])
         return out
 
-    def waits(self, multipliers: Mapping[str, float], a: Asked) -> tuple[Waits, float]:
-        """The account of one load, and the joules per output token (NaN: power is not known)."""
-        d = self.at(multipliers)
-        prepared, found, t = service.run_point(d, a.schedule, a.mode, a.target, 0, self._options(a, "steps"))
-        parts = drawn(d, prepared, found)
-        ok = t.ok
-        n = max(int(ok.sum()), 1)
-        s = found.steps
-        stalled = _stalled(parts.parts, s)
-        request = {"queue": _mean((t.scheduled - t.accepted)[ok]), "prefill": _mean((t.first - t.scheduled)[ok]),
-                   "decode": _mean((t.last - t.first)[ok]), "stalled": stalled / n}  # fmt: skip
-        device = {WORDS[r]: float(parts.parts[i].sum()) / n for i, r in enumerate(RESOURCES)}
-        tokens = float(a.schedule.output_tokens[ok].sum())
-        span = float(np.nanmax(t.end, initial=0.0)) - float(np.nanmin(t.sent, initial=0.0))
-        busy = float(s.took_s.sum())
-        joules = float((parts.watts * s.took_s).sum()) + parts.idle_w * max(span - busy, 0.0)
-        return Waits(request, device), joules / tokens if tokens else math.nan
+    def joules(self, multipliers: Mapping[str, float], a: Asked) -> float:
+        """Watts of all devices over a load; NaN where the machine's power is not known."""
+        found = service.figures(self.at(multipliers), a.schedule, a.mode, a.target, 0, self.options(a, "steps"))
+        return float(found.get("power_w") or math.nan)
+
+    def with_chance(self, exponent: float) -> Twin:
+        """Drafts accepted with these chances to the power of ``exponent``."""
+        spec = self.deployment.speculation
+        if spec is None:
+            return self
+        chances = tuple(c**exponent for c in spec.acceptance)
+        d = dataclasses.replace(self.deployment, speculation=dataclasses.replace(spec, acceptance=chances))
+        return dataclasses.replace(self, deployment=d)
+
+    def options(self, a: Asked, keep: str) -> Options:
+        return Options(keep=keep, warm=a.warm)
 
     def _figures(self, multipliers: Mapping[str, float], a: Asked, seed: int) -> dict[str, Any]:
-        return service.figures(self.at(multipliers), a.schedule, a.mode, a.target, seed, self._options(a, "none"))
-
-    def _options(self, a: Asked, keep: str) -> Options:
-        return Options(keep=keep, warm=a.warm)
+        return service.figures(self.at(multipliers), a.schedule, a.mode, a.target, seed, self.options(a, "none"))
 
     def _good(self, f: Mapping[str, Any], counted: Any) -> float:
         good = f["ok"].copy()
@@ -122,19 +115,13 @@ class Twin:
                 good &= ~(f[name] * 1e3 > bound)
         return float(good[counted].mean()) if counted.any() else math.nan
 
-    def _price(self, tokens_per_s: float) -> float:
-        price = self.deployment.machine.price_usd_h
-        if price is None or not tokens_per_s > 0:
-            return math.nan
-        return (price[0] + price[1]) / 2 * self.deployment.devices / 3600 / tokens_per_s * 1e6
-
 
 def prior_of(d: Deployment, cpu: bool) -> Prior:
     """The multipliers that can matter to a deployment, and how far each may be from 1."""
     sd = dict(CPU_SD if cpu else FITTED_SD)
     if not cpu:
-        for k in ("weights", "compute", "kv", "pairs"):
-            sd[k] = max(sd[k], d.machine.scatter)
+        for k in KERNELS:
+            sd[k] = math.hypot(sd[k], scatter_of(d.machine))
     if not d.model.experts:
         del sd["experts"]
     if d.layout.devices == 1 and d.split is None:
@@ -150,27 +137,27 @@ def unsure(before: Deployment, after: Deployment, prior: Prior) -> dict[str, flo
     spread, since that is how the fits differ between configurations."""
     out: dict[str, float] = {}
     if before.machine.name != after.machine.name:
-        kernels = [k for k in prior.log_sd if k not in HOST]
-        out.update({k: 0.7 * max(FITTED_SD[k], after.machine.scatter) for k in kernels if k != "kv_space"})
-        out.update({k: 0.3 * FITTED_SD[k] for k in prior.log_sd if k in HOST})
+        scatter = math.hypot(scatter_of(before.machine), scatter_of(after.machine))
+        out.update({k: math.hypot(0.7 * FITTED_SD[k], scatter) for k in KERNELS})
+        out.update({k: 0.3 * FITTED_SD[k] for k in HOST})
+    if before.precision != after.precision:
+        narrow = ("weights", "compute", "experts") if before.precision.weights != after.precision.weights else ()
+        for k in (*narrow, *(("kv", "pairs") if before.precision.kv != after.precision.kv else ())):
+            out[k] = math.hypot(out.get(k, 0.0), 0.5 * FITTED_SD[k])
     if before.model.name != after.model.name:
         for k in prior.log_sd:
             out[k] = math.hypot(out.get(k, 0.0), 0.4 * FITTED_SD[k])
     if before.engine.policy != after.engine.policy:
         for k in prior.log_sd:
             out[k] = math.hypot(out.get(k, 0.0), (1.0 if k in HOST else 0.4) * FITTED_SD[k])
-    if before.layout != after.layout and "link" in prior.log_sd:
+    if before.layout != after.layout:
         out["link"] = math.hypot(out.get("link", 0.0), 0.5 * FITTED_SD["link"])
-    return out
+    return {k: v for k, v in out.items() if k in prior.log_sd}
 
 
-def _stalled(parts: Any, s: Any) -> float:
-    """Seconds that decoding requests spent in steps for the sake of others' prompts: of each mixed step what prompts
-    add to it, taken as their share of the tokens in compute."""
-    mixed = (s.prefill_tokens > 0) & (s.decode_seqs > 0)
-    share = s.prefill_tokens[mixed] / np.maximum(s.prefill_tokens[mixed] + s.decode_seqs[mixed], 1)
-    compute = parts[RESOURCES.index("compute")][mixed]
-    return float((compute * share * s.decode_seqs[mixed]).sum())
+def scatter_of(machine: Accelerator) -> float:
+    """How much less sure times are where another machine's kernels stand for its own (log-sd)."""
+    return 0.0 if machine.fit in machine.also else machine.scatter
 
 
 def _quantile(x: Any, q: float) -> float:
@@ -178,9 +165,35 @@ def _quantile(x: Any, q: float) -> float:
     return float(np.quantile(known, q)) if len(known) else math.nan
 
 
-def _mean(x: Any) -> float:
-    known = x[np.isfinite(x)]
-    return float(known.mean()) if len(known) else 0.0
+def measured_figures(run: Run, o: Observed, slo: Mapping[str, float], d: Deployment) -> dict[str, float]:
+    """The figures of :meth:`Twin.outcome` as they were measured, where they were."""
+    one = run.point(o.point)
+    lat, rows = per_request(one), np.searchsorted(np.flatnonzero(run.requests["point"] == o.point), o.rows)
+    values = {"ttft_s": lat.ttft_ms, "tpot_s": lat.tpot_ms, "e2e_s": lat.e2e_ms}
+    out = {k: _quantile(values[key][rows], q) for k, (key, q) in PERCENTILES.items()}
+    w = o.window
+    if "output_tokens_per_s" in o.figures:
+        out["output_tokens_per_s"] = o.figures["output_tokens_per_s"].value
+        price = price_of(d, out["output_tokens_per_s"])
+        out["usd_per_million_tokens"] = price
+    out["requests_per_s"] = request_rate(one, w, lat.ok) or math.nan
+    if slo:
+        out["goodput_requests_per_s"] = goodput(one, slo, w).requests_per_s or math.nan
+    span = (w.start_ns, w.end_ns)
+    kv, power = gauge(run.readings, "kv_use", span, combine="mean"), gauge(run.readings, "power_watts", span, "gpu")
+    if kv is not None:
+        out["kv_use"] = kv.mean
+    if power is not None and out.get("output_tokens_per_s"):
+        out["energy_j_per_token"] = power.mean / out["output_tokens_per_s"]
+    return {k: v for k, v in out.items() if math.isfinite(v)}
+
+
+def price_of(d: Deployment, tokens_per_s: float) -> float:
+    """Dollars per million output tokens, at the middle of the catalogue's hourly prices; NaN where there is none."""
+    price = d.machine.price_usd_h
+    if price is None or not tokens_per_s > 0:
+        return math.nan
+    return (price[0] + price[1]) / 2 * d.devices / 3600 / tokens_per_s * 1e6
 
 
 def points_of(found: Sequence[Observed]) -> list[Point]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from whywait.analyze.observed import Observed
 from whywait.core.run import Run
-from whywait.core.schedule import Ints, Schedule, Workload
+from whywait.core.schedule import Schedule, Workload
 from whywait.core.table import Table
 from whywait.errors import UsageError, WhywaitError
 from whywait.load.recipe import Load, schedule_of
@@ -78,9 +78,9 @@ def asked(run: Run, o: Observed, most: int = MOST) -> Asked:
     return Asked(o.name, o.mode, target, schedule.take(order), counted[order], _workload(run).cache == "warm", note)
 
 
-def drawn(run: Run, base: Asked, text: str, n: int | None = None) -> Asked:
-    """Another load of the same requests: ``concurrency=64`` or ``rate=8`` (requests per second), lengths drawn from
-    those of ``base`` in their order, again and again where more are needed.
+def drawn(run: Run, base: Asked, text: str, n: int | None = None, seed: int = 0) -> Asked:
+    """Another load of the same requests: ``concurrency=64`` or ``rate=8`` (requests per second, Poisson), in an order
+    drawn by ``seed``, again and again where more are needed. The first seed keeps the order.
 
     Raises:
         UsageError: the text is neither.
@@ -93,12 +93,13 @@ def drawn(run: Run, base: Asked, text: str, n: int | None = None) -> Asked:
     if mode not in ("concurrency", "rate") or not 0 < target < 1e6:
         raise UsageError(f"--load {text!r} is not a load", "concurrency=64 or rate=8")
     need = n or int(min(max(len(base.schedule), 8 * target if mode == "concurrency" else 30 * target, 200), 2000))
-    rows = np.arange(need) % len(base.schedule)
+    rng = np.random.default_rng([run.manifest.seed & 0xFFFFFFFF, seed, 11])
+    once = rng.permutation(len(base.schedule)) if seed else np.arange(len(base.schedule))
+    rows = once[np.arange(need) % len(base.schedule)]
     picked = base.schedule.take(rows)
     ids = np.arange(need, dtype=np.int64)
     due = np.full(need, -1, np.int64)
     if mode == "rate":
-        rng = np.random.default_rng([run.manifest.seed & 0xFFFFFFFF, 11])
         due = np.rint(np.cumsum(rng.exponential(1 / target, need)) * NS_PER_S).astype(np.int64)
     nobody = np.full(need, -1, np.int64)
     schedule = dataclasses.replace(picked, id=ids, due_ns=due, session_id=nobody, after_id=nobody,
@@ -116,7 +117,7 @@ def _workload(run: Run) -> Workload:
     return Workload.from_dict(run.manifest.workload, "the run's workload")
 
 
-def _structure(run: Run, o: Observed, req: Table) -> tuple[dict[str, Ints], str]:
+def _structure(run: Run, o: Observed, req: Table) -> tuple[dict[str, Any], str]:
     """Columns of sessions and shared beginnings for the given requests, from the recipe played again."""
     try:
         workload = _workload(run)
