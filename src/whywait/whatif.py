@@ -201,7 +201,10 @@ def describe(d: Deployment) -> str:
     ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
     count = f"{d.devices} × " if d.machine.words else ""
     where = f"{count}{d.machine.name}{' (' + ', '.join(ways) + ')' if ways else ''}"
-    return f"{d.model.name} ({p.weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once"
+    applied = f", with {', '.join(d.applied)}" if d.applied else ""
+    return (
+        f"{d.model.name} ({p.weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once{applied}"
+    )
 
 
 class _Compared:

@@ -105,11 +105,7 @@ def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, 
     known = np.isfinite(before) & np.isfinite(after) & (before > 0) & (after > 0)
     metric = _like(name)
     if known.mean() < 1 - FEW:
-        some = bool((np.isfinite(before) & (before > 0)).any() or (np.isfinite(after) & (after > 0)).any())
-        if not some and measured is None:
-            return None
-        return Claim(pairs.load, name, measured, None, None, None, UNDECIDED,
-                     "not every draw of the parameters gives this figure")  # fmt: skip
+        return _nothing(pairs.load, name, measured, before, after)
     b, a = np.log(before[known]), np.log(after[known])
     off, sd = found.offset(metric, pairs.at, pairs.theta[known])
     wrong = error_of_change(a - b, found.knobs.change(metric)) if changed else 0.0
@@ -120,6 +116,19 @@ def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, 
         absolute = spread(a + off, math.hypot(sd, wrong), found.knobs.tail)
     state, why = state_of(name, change)
     return Claim(pairs.load, name, measured, simulated, absolute, change, state, why)
+
+
+def _nothing(load: str, name: str, measured: float | None, before: Vector, after: Vector) -> Claim | None:
+    """Where a logarithm makes no sense: nothing before, nothing after, or not known in too many draws."""
+    none = Interval(0.0, 0.0, 0.0)
+    if (np.isnan(before) | np.isnan(after)).all():
+        return None if measured is None else Claim(load, name, measured, None, None, None, UNDECIDED, "not simulated")
+    if not (after > 0).any() and not np.isnan(after).any():
+        if not (before > 0).any():
+            return Claim(load, name, measured, none, none, None, SAME)
+        if (before > 0).all() and GOOD.get(name.partition(".")[0], 0) > 0:
+            return Claim(load, name, measured, spread(np.log(before), 0.0, 9.0), none, None, WORSE)
+    return Claim(load, name, measured, None, None, None, UNDECIDED, "it is zero in some draws and not in others")
 
 
 def _like(name: str) -> str:

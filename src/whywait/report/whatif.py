@@ -38,9 +38,11 @@ ERRORS = (("TTFT", "ttft_ms.mean"), ("p50", "ttft_ms.p50"), ("TPOT", "tpot_ms.me
 STYLE = {"better": "bold green", "worse": "bold red", "undecided": "yellow", "same": "dim"}
 PARAMETERS = {
     "weights": "weight reads", "compute": "compute", "experts": "experts", "kv": "KV reads",
-    "pairs": "prefill attention", "link": "collectives", "step": "host per step", "sequence": "host per sequence", "token": "host per token",
-    "prefill_step": "a step with prompts", "frontend": "frontend", "reply": "reply", "kv_space": "KV space",
+    "pairs": "prefill attention", "link": "collectives", "step": "host per step", "sequence": "host per sequence",
+    "token": "host per token", "prefill_step": "a step with prompts", "frontend": "frontend", "reply": "reply",
+    "kv_space": "KV space",
 }  # fmt: skip
+CAPTION = "error of the simulator on what was measured, with and without that load; * outside its 80 % interval"
 CLAIM_HEAD = ("", "measured", "simulated", "what if (80 %)", "change (80 %)", "")
 
 
@@ -229,13 +231,14 @@ def page(found: dict[str, Any]) -> str:
            tag("p", tag("strong", "MODELLED") + ": made by a simulator calibrated on this run, not measured.",
                class_="banner", role="note"),
            tag("h1", found["headline"], class_="long"),
-           tag("p", f"measured: {found['before']}", class_="meta"), tag("p", f"what if: {found['after']}", class_="meta")]  # fmt: skip
+           tag("p", f"measured: {found['before']}", class_="meta"),
+           tag("p", f"what if: {found['after']}", class_="meta")]  # fmt: skip
     if found["advice"]:
         top.append(tag("p", f"To settle it: {found['advice']}", class_="banner"))
     lines = [*promised(found), *accounts(found)]
     sections = (
         ("How wrong the simulator is on this service",
-         (table(head, rows, "Error on what was measured, with and without that load; * outside its 80 % interval") if rows else Html())
+         (table(head, rows, CAPTION) if rows else Html())
          + tag("p", f"The run told: {'; '.join(told) or 'nothing'}. Still prior: {', '.join(prior) or 'nothing'}.")),
         ("What it would do", tables),
         ("Which wait it cuts", cat(tag("p", line) for line in lines)),
