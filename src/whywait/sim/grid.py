@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Cell:
     mode: str
     target: float
     seed: int = 0
-    options: Options = Options(keep="steps")
+    options: Options = field(default_factory=Options)
 
 
 def grid(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,25 @@ def run_point(
 ) -> tuple[Prepared, Result, Times]:
     """One load point, as the kernel gives it, and the stamps of its requests."""
     o = options or Options()
+    if o.send_s is not None and mode == "concurrency":
+        schedule = _sent(deployment, schedule, target, seed, o)
     prepared = prepare(deployment, schedule, mode, target, seed, options=o)
     found = kernel.run(prepared.load, prepared.pools, prepared.costs, prepared.settings)
     return prepared, found, times(prepared, found, mode, target, o)
+
+
+def _sent(d: Deployment, schedule: Schedule, target: float, seed: int, o: Options) -> Schedule:
+    """The requests that a closed loop sends within ``o.send_s``. The plan of one bounded by time is longer than it can
+    use: a beginning of it that is long enough tells the same."""
+    assert o.send_s is not None
+    bare, n = replace(o, keep="none", send_s=None), max(512, 8 * round(target))
+    while True:
+        part = schedule.take(np.arange(min(n, len(schedule))))
+        t = run_point(d, part, "concurrency", target, seed, options=bare)[2]
+        sent = t.sent < o.send_s
+        if not sent.all() or len(part) == len(schedule):
+            return part.take(sent)
+        n *= 4
 
 
 def figures(
@@ -114,6 +130,7 @@ def figures_of(p: Prepared, r: Result, t: Times, d: Deployment) -> dict[str, Any
         tpot = np.where(out_tokens > 1, (t.last - t.first) / (out_tokens - 1), np.nan)
     prompt, cached = p.load.prompt[w:].astype(float), r.cached[w:]
     stop = np.where(np.isnan(t.last), t.end, t.last)
+    begun = np.where(np.isnan(t.scheduled), stop, t.scheduled)
     running = _time(t.scheduled, stop, low, high) / span
     out = {
         "ttft_s": np.where(ok, t.first - t.origin, np.nan), "tpot_s": np.where(ok, tpot, np.nan),
@@ -121,7 +138,7 @@ def figures_of(p: Prepared, r: Result, t: Times, d: Deployment) -> dict[str, Any
         "prefill_s": t.first - t.scheduled, "ok": ok, "inside": inside, "cached": cached, "preempted": r.preempted[w:],
         "output_tokens_per_s": float(np.nansum(made[ok])) / span,
         "requests_per_s": _requests_per_s(t, low, high),
-        "running": running, "waiting": _time(t.accepted, np.where(np.isnan(t.scheduled), stop, t.scheduled), low, high) / span,
+        "running": running, "waiting": _time(t.accepted, begun, low, high) / span,
         "kv_use": _kv_use(p, t, low, high), "cached_share": float(cached.sum() / max(prompt.sum(), 1)),
         "seconds": span, "steady": steady, "preemptions": int(r.preempted[w:].sum()),
         "recomputed_tokens": int(r.recomputed[w:].sum()),
