@@ -116,7 +116,9 @@ def _counted(p: Point, at: Floats, counted: Counters) -> dict[str, Floats]:
     if len(s.t_s):
         done = s.t_s + s.took_s - t.shift_s
         own = done > 0
-        out["decode_steps_total"] = _ramps(s.t_s[own] - t.shift_s, done[own], np.asarray(s.n[own] * float(r.steps_stride), dtype=float), at)
+        out["decode_steps_total"] = _ramps(
+            s.t_s[own] - t.shift_s, done[own], np.asarray(s.n[own] * float(r.steps_stride), dtype=float), at
+        )
     if p.prepared.pools[0].prefix_cache:
         out["prefix_queries_total"], out["prefix_hits_total"] = out["prompt_tokens_total"], out["cached_tokens_total"]
     pool = p.prepared.pools[-1]

@@ -105,6 +105,7 @@ def _point(p: Point, place: tuple[int, int, int], options: Options) -> tuple[Tab
         "reasoning_tokens": np.where(s.thinking_tokens > 0, thinking, np.nan), "cached_tokens": cached,
         "outcome": outcome, "fault": fault, "detail": detail, "status": np.where(outcome == OK, 200.0, np.nan),
         "finish_reason": np.array([None, "length"], dtype=object)[(outcome == OK).astype(int)],
+        "first_chunk_tokens": np.where(np.isnan(first), np.nan, 1.0),
         "engine_queue_ms": (t.scheduled - t.accepted) * 1e3,
         "engine_prefill_ms": (t.first - t.scheduled) * 1e3 - reply_ms(p),
         "engine_decode_ms": np.where(t.ok, (t.last - t.first) * 1e3, none),
@@ -115,7 +116,7 @@ def _point(p: Point, place: tuple[int, int, int], options: Options) -> tuple[Tab
     chunks = None
     if found is not None:
         count = np.bincount(found.row, minlength=n).astype(float)
-        cols["content_chunks"], cols["first_chunk_tokens"] = count, np.where(count > 0, 1.0, np.nan)
+        cols["content_chunks"] = count
         at = np.clip(ns(found.t), first[found.row], last[found.row])
         chunks = Table("chunks", {"id": ids[found.row], "t_ns": at.astype(np.int64), "tokens": found.tokens,
                                   "kind": tokens.kind_of(found, s.thinking_tokens),
