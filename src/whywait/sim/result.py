@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,6 +226,6 @@ def _manifest(d: Deployment, points: list[Point], o: Options) -> dict[str, Any]:
 
 
 def plain(d: Deployment) -> dict[str, Any]:
-    """A deployment as plain values, for a manifest."""
-    out = dataclasses.asdict(d)
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
+    """A deployment as the plain values that a manifest may hold."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(d)))
+    return found
