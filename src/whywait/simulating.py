@@ -151,15 +151,15 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     schedules: list[Schedule] = []
     for number, load in enumerate(plan.loads):
         made = [_schedule(plan, load, number, k) for k in range(SEEDS)]
-        o = dataclasses.replace(_options(plan, "steps"), send_s=made[0][1])
+        o = dataclasses.replace(_options(plan, "chunks"), send_s=made[0][1])
         mode, target = load.mode, load.target
         prepared, found, times = run_point(d, made[0][0], mode, target, plan.seed, options=o)
         points.append(Point(mode, target, prepared, found, times, load.label))
-        draws = _draws(plan, made[0][0])
+        draws, sampled = _draws(plan, made[0][0]), dataclasses.replace(o, keep="sample")
         rows.append((len(cells), draws))
         for k, efficiency in enumerate(prior_draws(d, draws, plan.seed)):
             drawn = dataclasses.replace(d, efficiency=efficiency)
-            cells.append(Cell(drawn, len(schedules) + k % SEEDS, mode, target, plan.seed + k, o))
+            cells.append(Cell(drawn, len(schedules) + k % SEEDS, mode, target, plan.seed + k, sampled))
         schedules += [s for s, _ in made]
     got = grid(cells, schedules, plan.jobs, progress)
     bands = [_point(p, got[at : at + n], plan) for p, (at, n) in zip(points, rows, strict=True)]
