@@ -53,6 +53,8 @@ def _kv_type(row: Row) -> str:
         return "bf16" if hopper else "fp8"
     if "Kimi" in name:
         return "bf16" if hopper else "fp8"
+    if "Llama" in name and row.system == "h100_sxm":  # asked for in 8 bits; both its size and its reading are those of 16
+        return "bf16"
     if "Qwen3.5" in name and row.precision == "bf16":
         return "bf16"
     if "GLM" in name and hopper:

@@ -9,7 +9,7 @@ from whywait.physics.step import StepCost
 from whywait.sim.cache import give_back, register
 from whywait.sim.handover import enter_handed, grant, handed, park, wake
 from whywait.sim.inbox import lay_by, note_steps, take_in
-from whywait.sim.jit import jit
+from whywait.sim.jit import entry, jit
 from whywait.sim.kernel_blocks import blocks_of, grow, running
 from whywait.sim.kernel_build import put, result, steps, world
 from whywait.sim.kernel_queue import pop_event, push_back, push_front
@@ -38,7 +38,7 @@ from whywait.sim.routing import route
 from whywait.sim.state import KEEP_FULL, SGLANG, STATIC, Load, Pool, Result, Settings
 
 
-@jit
+@entry
 def loop(w: World) -> int:
     """Runs until nothing is left to happen or the limit is reached (0), or the record of steps is full (1)."""
     clock = w.clock[0]
