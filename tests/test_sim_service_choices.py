@@ -27,10 +27,12 @@ def small() -> Deployment:
     return simulating.deployment_of("h100", "llama-3.1-8b")
 
 
-EXAMPLE = {"token-budget": "=2048", "max-seqs": "=64", "memory-share": "=0.5", "pd": "=2:6", "tp": "=2", "pp": "=2", "dp": "=2",
+EXAMPLE = {"token-budget": "=2048", "max-seqs": "=64", "memory-share": "=0.5", "pd": "=2:6", "tp": "=2", "pp": "=2",
+           "dp": "=2",
            "ep": "=2", "replicas": "=3", "routing": "=prefix", "faster-memory": "=2", "faster-compute": "=2",
            "faster-link": "=2", "faster-host": "=2", "power-cap": "=400", "machine": "=b200", "engine": "=sglang",
-           "priority": "=chat", "prefix-cache": "=off", "chunked-prefill": "=off", "continuous-batching": "=off"}  # fmt: skip
+           "priority": "=chat", "prefix-cache": "=off", "chunked-prefill": "=off",
+           "continuous-batching": "=off"}  # fmt: skip
 UNDO = {"bf16-weights", "bf16-kv"}  # of a 16-bit deployment they change nothing
 
 
@@ -248,12 +250,12 @@ def test_a_catalogue_of_ones_own(tmp_path):
 
 
 def test_the_verb_prints_each_figure_with_its_interval_and_what_it_rests_on(tmp_path, capsys):
-    args = ["simulate", "--machine", "h200", "--model", "llama-3.1-8b", "--concurrency", "1,4", "--requests", "12", "--draws",
-            "3", "--slo", "ttft=500ms", "--apply", "fp8-kv"]  # fmt: skip
+    args = ["simulate", "--machine", "h200", "--model", "llama-3.1-8b", "--concurrency", "1,4", "--requests", "12",
+            "--draws", "3", "--slo", "ttft=500ms", "--apply", "fp8-kv"]  # fmt: skip
     assert main([*args, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
-    for part in ("1 × H200 SXM", "TTFT p99", "TPOT p50", "goodput", "$ per million", "80 %", "prior only", "machine:", "model:",
-                 "fp8-kv: KV cache in FP8", "what it waits on"):  # fmt: skip
+    for part in ("1 × H200 SXM", "TTFT p99", "TPOT p50", "goodput", "$ per million", "80 %", "prior only", "machine:",
+                 "model:", "fp8-kv: KV cache in FP8", "what it waits on"):  # fmt: skip
         assert part in said, part
     assert main(["show", str(tmp_path / "a"), "--html", str(tmp_path / "a.html")]) == 0
     assert "SIMULATED" in capsys.readouterr().out
