@@ -13,6 +13,7 @@ from whywait.core.schedule import Ints, Schedule
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
+from whywait.physics.fitted import FAMILIES
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.memory import kv_bytes_per_token
@@ -29,10 +30,10 @@ AFTER_WARM_S = 1000.0
 
 @dataclass(frozen=True)
 class Options:
-    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``sample`` of the steps (what power is reckoned
-    from), ``steps`` (past 50,000 thinned), or ``chunks``: every step, and a row per token where they are few enough. ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the
-    simulation. ``warm``: beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all
-    classes."""
+    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``sample`` of the steps (what power is
+    reckoned from), ``steps`` (past 50,000 thinned), or ``chunks``: every step, and a row per token where they are few
+    enough. ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the simulation. ``warm``:
+    beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all classes."""
 
     keep: str = "steps"
     timeout_s: float = math.inf
@@ -94,8 +95,12 @@ def efficiency_of(d: Deployment) -> Efficiency:
         for f in fields(Efficiency)
         if isinstance(f.default, float)
     }
-    family = d.engine.policy if d.engine.policy in ("vllm", "sglang", "trtllm", "llama.cpp") else "vllm"
-    return replace(d.efficiency, **factors, family=family)
+    return replace(d.efficiency, **factors, family=family_of(d))
+
+
+def family_of(d: Deployment) -> str:
+    """Whose kernels and host the fits are taken of."""
+    return d.engine.policy if d.engine.policy in FAMILIES else "vllm"
 
 
 def cost_of(d: Deployment, prefill: bool = False) -> StepCost:
