@@ -18,15 +18,19 @@ from whywait.errors import WhywaitError
 from whywait.judge.calibrate import Calibration, Knobs, Point, Prior, Seen, correlation, family, prior_only
 from whywait.judge.calibrate_check import Interval, predictions
 from whywait.judge.calibrate_fit import Linear, calibrate
-from whywait.twin.model import FITTED_SD, REPLY
+from whywait.sim.capacity import capacity
+from whywait.twin.model import REPLY
 
 from validate_sim_recipes import deployment_of
 from validate_sim_record import Row, anchors
 from validate_sim_replay import TPOT, TTFT, measured, moved, predict
 
 DRAWS = 8
+#: Log-sd of a configuration's multipliers before the record was looked at.
+FIRST_SD = {"weights": 0.12, "compute": 0.15, "experts": 0.25, "kv": 0.2, "pairs": 0.25, "link": 0.3, "step": 0.4,
+            "sequence": 0.5, "token": 0.5, "prefill_step": 1.0, "frontend": 0.7, REPLY: 0.7, "kv_space": 0.03}  # fmt: skip
 ENGINES = ("vllm", "sglang", "trtllm")
-NAMES = tuple(FITTED_SD)
+NAMES = tuple(FIRST_SD)
 _LEAST_SD, _MOST_SD = 0.03, 1.0
 
 
@@ -64,7 +68,9 @@ class Population:
         """Of a configuration that was never seen."""
         names = names_of(rows[0])
         mean = self.mean[rows[0].backend]
-        return Prior({k: self.sd[k] for k in names}, {k: mean[k] for k in names})
+        sd = {k: self.sd[k] for k in names}
+        sd["kv_space"] = math.hypot(sd["kv_space"], space_sd(rows[0]))
+        return Prior(sd, {k: mean[k] for k in names})
 
     def knobs(self) -> Knobs:
         base = Knobs()
@@ -73,7 +79,15 @@ class Population:
 
 def first_guess() -> Population:
     """Before the record was looked at: the spread that calibration starts from, no shift."""
-    return Population({e: dict.fromkeys(NAMES, 0.0) for e in ENGINES}, dict(FITTED_SD))
+    return Population({e: dict.fromkeys(NAMES, 0.0) for e in ENGINES}, dict(FIRST_SD))
+
+
+def space_sd(row: Row) -> float:
+    """Log-sd of the KV space: a gigabyte more or less of working space is much where the weights leave little."""
+    try:
+        return 1e9 / max(capacity(deployment_of(row)).kv_bytes, 1e9)
+    except WhywaitError:
+        return 1.0
 
 
 def names_of(row: Row) -> list[str]:
@@ -117,10 +131,14 @@ def linear_at(asker: Asker, prior: Prior, at: Mapping[str, float], knobs: Knobs)
     return Linear(tuple(asker.points), rows, at_zero, slopes, np.zeros(len(rows)), prior, knobs, alike)
 
 
-def population(configs: Mapping[str, Sequence[Row]], start: Population, rounds: int, most: int = 9) -> Population:
+def askers_of(configs: Mapping[str, Sequence[Row]], most: int = 6) -> dict[str, Asker]:
+    """One per configuration, of at most ``most`` of its rows: what a population is fitted on."""
+    return {g: Asker(spread_rows(rows, most)) for g, rows in configs.items()}
+
+
+def population(askers: Mapping[str, Asker], start: Population, rounds: int = 2) -> Population:
     """See the module; ``rounds`` times around the means found before."""
     found = start
-    askers = {g: Asker(spread_rows(rows, most)) for g, rows in configs.items()}
     for _ in range(rounds):
         models: dict[str, tuple[str, Linear]] = {}
         for g, asker in askers.items():
@@ -152,14 +170,14 @@ def _moments(solved: Sequence[tuple[str, Calibration]], start: Population) -> Po
         got = [(e, float(c.mean[j]), float(c.cov[j, j])) for e, c in solved if name in c.names for j in [c.names.index(name)]]
         if not got:
             continue
-        between = 0.5 * FITTED_SD[name]  # of engines among themselves
+        between = 0.5 * FIRST_SD[name]  # of engines among themselves
         for e in {e for e, _, _ in got}:
             mine = [m for x, m, _ in got if x == e]
             weight = len(mine) / sd[name] ** 2
             mean[e][name] = weight * float(np.mean(mine)) / (weight + between**-2)
         variance = float(np.mean([(m - mean[e][name]) ** 2 + v for e, m, v in got]))
         prior_weight = 3.0  # configurations' worth of the guess before
-        pooled = (len(got) * variance + prior_weight * (0.5 * FITTED_SD[name]) ** 2) / (len(got) + prior_weight)
+        pooled = (len(got) * variance + prior_weight * (0.5 * FIRST_SD[name]) ** 2) / (len(got) + prior_weight)
         sd[name] = min(max(math.sqrt(pooled), _LEAST_SD), _MOST_SD)
     wrong: dict[str, float] = {}
     for f in {family(m) for _, c in solved for _, m in c.rows}:
