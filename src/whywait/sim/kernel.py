@@ -260,6 +260,27 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
     return False
 
 
+@entry
+def receive_now(w: World, row: int, now: float) -> None:
+    """``row`` arrives at the only engine."""
+    receive(w, w.clock[0], row, now)
+
+
+@entry
+def step_now(w: World, now: float) -> float:
+    """The only engine plans and does one step at ``now``; its seconds, 0: nothing to do."""
+    clock, eng = w.clock[0], w.engines[0]
+    while clock.events > 0 and w.heap[0].at <= now:
+        arrive(w, clock, w.heap[0].at)
+    eng.t = now
+    start(w, clock, eng)
+    if eng.mode != BUSY:
+        return 0.0
+    took_s = eng.end - eng.t
+    commit(w, clock, eng)
+    return took_s  # type: ignore[no-any-return]
+
+
 def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:
     """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``."""
     w = world(load, pools, costs, settings)
