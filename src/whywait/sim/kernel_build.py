@@ -149,7 +149,7 @@ def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: i
     """The prefix caches, empty. Where eviction goes by age and there is nothing below the device, only the beginning of a chain
     that other rows have too is kept: what nobody can find again is no different from private blocks."""
     n, count = len(load.prompt), len(engines)
-    chain = np.zeros(0, np.int32)
+    chain = np.zeros(0, np.int64)
     if any(pool.prefix_cache for pool in pools) and len(load.chain) > 0:
         at = np.asarray(load.chain_at)
         by_age = all(pool.evict == LRU and not pool.tier_blocks for pool in pools)
@@ -159,7 +159,7 @@ def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: i
         put(requests, slice(None), {"chain_at": at[:n], "chain_n": np.minimum(ends, at[1:]) - at[:n]})
         used = np.bincount(load.chain) >= least
         names = np.cumsum(used) - 1
-        chain, ids = np.where(used, names, 0)[load.chain].astype(np.int32), int(used.sum())
+        chain, ids = np.where(used, names, 0)[load.chain].astype(np.int64), int(used.sum())
     runs = max(min(pool.blocks, ids + 4 * pool.max_seqs + 64) if pool.prefix_cache else 1 for pool in pools)
     nodes = records(Node, (count, ids + runs))
     put(engines, slice(None), {"shared": ids, "runs": ids})
@@ -173,7 +173,7 @@ def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: i
         for k, blocks in enumerate(pool.tier_blocks):
             link = {"block_s": pool.tier_block_s[k], "latency_s": pool.tier_latency_s[k]}
             put(tiers[e], k, {"blocks": blocks, **link})
-    return Cache(chain, np.zeros(len(chain), np.int8), nodes, np.zeros((count, ids if by_key else 0), np.int32), tiers)
+    return Cache(chain, np.zeros(len(chain), np.int64), nodes, np.zeros((count, ids if by_key else 0), np.int64), tiers)
 
 
 def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:

@@ -178,7 +178,7 @@ class Online:
         """Moves the chains of live requests together, into arrays with room for as many again and ``n`` more."""
         w = self._w
         whole = sum(len(chain) for chain in self._chains.values())
-        chain, mine = np.zeros(2 * (whole + n) + ROWS, np.int32), np.zeros(2 * (whole + n) + ROWS, np.int8)
+        chain, mine = np.zeros(2 * (whole + n) + ROWS, np.int64), np.zeros(2 * (whole + n) + ROWS, np.int64)
         at = 0
         for row, named in self._chains.items():
             old, m = int(self._of(row, "chain_at")), len(named)
