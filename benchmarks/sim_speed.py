@@ -2,8 +2,8 @@
 
     python benchmarks/sim_speed.py [--requests 1000000] [--growth]
 
-A dense model of 7B parameters, 6 requests/s (Poisson), prompts and answers of about 500 tokens; then the same with blocks
-shared by content, too few of them, and drafts. CPU seconds of one run each: figures and their ratios, no verdicts.
+A dense model of 7B parameters, 6 requests/s (Poisson), prompts and answers of about 500 tokens; then the same with
+blocks shared by content, too few of them, and drafts. CPU seconds of one run each: figures and their ratios, no verdicts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def measure(name: str, n: int, given: Load, pool: Pool) -> float:
     took = time.process_time() - began
     print(
         f"{name:<44} {n:>9,} requests {took:8.2f} s CPU {n / took:12,.0f} requests/s"
-        f"   (preempted {int(result.preempted.sum()):,}, cached tokens {int(result.cached.sum()):,}, drafts accepted {result.accepted:,})"
+        f"   (preempted {int(result.preempted.sum()):,}, cached tokens {int(result.cached.sum()):,},"
+        f" drafts accepted {result.accepted:,})"
     )
     return n / took
 

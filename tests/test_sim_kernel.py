@@ -41,7 +41,7 @@ def test_many_steps_at_once_are_the_steps_one_by_one(case, results):
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_every_request_ends_once_in_order_and_tokens_add_up(case, results):
-    load, pools, _, settings = scenario(*case)
+    load, pools, _, _ = scenario(*case)
     result = results[case]
     ends = ~np.isnan(result.last_s)
     np.testing.assert_array_equal(ends, ~result.refused)
@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_bytes(case, results):
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_no_engine_stands_still_while_a_request_waits(case, results):
-    load, pools, _, settings = scenario(*case)
+    _, pools, _, settings = scenario(*case)
     if settings.engines != (1,) or pools[0].tier_blocks:
         pytest.skip("one engine, nothing on its way from a tier")
     result = results[case]
@@ -91,15 +91,21 @@ def test_no_engine_stands_still_while_a_request_waits(case, results):
 
 def used_blocks(w: World, e: int) -> int:
     """Blocks that the sequences of an engine hold, counted from what is known of each."""
-    engine = {name: int(get(w.engines, name)[e]) for name in ("running", "counter", "drafts", "reserve", "block", "shared")}
+    engine = {
+        name: int(get(w.engines, name)[e]) for name in ("running", "counter", "drafts", "reserve", "block", "shared")
+    }
     held, rows = 0, []
     for place in w.room.order[e, : engine["running"]]:
-        slot = {n: int(get(w.room.slots[e][place : place + 1], n)[0]) for n in ("row", "held", "decoding", "base", "grow")}
+        slot = {
+            n: int(get(w.room.slots[e][place : place + 1], n)[0]) for n in ("row", "held", "decoding", "base", "grow")
+        }
         if slot["decoding"] and not engine["drafts"] and engine["reserve"] != KEEP_FULL:
             slot["held"] = -(-((slot["base"] + slot["grow"] * engine["counter"]) >> SHIFT) // engine["block"])
         held += slot["held"]
         rows.append(slot["row"])
-    requests: dict[str, Any] = {n: get(w.requests, n) for n in ("parked", "loaded", "replica", "decoder", "chain_at", "chain_n")}
+    requests: dict[str, Any] = {
+        n: get(w.requests, n) for n in ("parked", "loaded", "replica", "decoder", "chain_at", "chain_n")
+    }
     for row in np.flatnonzero(requests["parked"]):
         if requests["replica"][row] == e:
             held += requests["parked"][row]

@@ -1,4 +1,5 @@
-"""Schedulers of the simulator, each on loads small enough to be worked out by hand. A step takes 1 s and 0.1 s per token."""
+"""Schedulers of the simulator, each on loads small enough to be worked out by hand. A step takes 1 s and 0.1 s per
+token."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_vllm_mixes_a_chunk_with_decoding():
 
 def test_sglang_computes_prompts_first():
     """The same load: B's other 4 tokens come alone, A's answer stands still meanwhile."""
-    result = served(plain_load([0, 0], [6, 6], [3, 2]), Pool(policy=SGLANG, token_budget=8, block=1, reserve=KEEP_SHARE))
+    result = served(
+        plain_load([0, 0], [6, 6], [3, 2]), Pool(policy=SGLANG, token_budget=8, block=1, reserve=KEEP_SHARE)
+    )
     np.testing.assert_allclose(result.steps.took_s, [1.8, 1.4, 1.2, 1.1])
     np.testing.assert_array_equal(result.steps.decode_seqs, [0, 0, 2, 1])
     np.testing.assert_allclose(result.first_s, [1.8, 3.2])
@@ -61,8 +64,8 @@ def test_sglang_mixes_when_told():
 
 
 def test_vllm_preempts_the_last_when_a_block_is_missing():
-    """4 blocks of 4 tokens: both prompts of 7 fill them; at the ninth token B must go. It comes back when A is done, and
-    computes its 7 + 2 tokens again."""
+    """4 blocks of 4 tokens: both prompts of 7 fill them; at the ninth token B must go. It comes back when A is
+    done, and computes its 7 + 2 tokens again."""
     result = served(plain_load([0, 0], [7, 7], [4, 4]), Pool(blocks=4, block=4))
     np.testing.assert_allclose(result.steps.took_s, [2.4, 1.2, 1.1, 1.1, 1.9, 1.1])
     np.testing.assert_array_equal(result.steps.kv_used, [4, 4, 3, 3, 3, 3])
@@ -108,7 +111,8 @@ def test_trtllm_cuts_prompts_at_whole_blocks_or_not_at_all():
 
 
 def test_sglang_takes_back_the_shortest_answer_and_admits_carefully_after():
-    """62 tokens of KV. A ratio of 0 lets both in; when they have grown to 62, the one with the fewer tokens out goes."""
+    """62 tokens of KV. A ratio of 0 lets both in; when they have grown to 62, the one with the fewer tokens out goes.
+    62 tokens of KV. A ratio of 0 lets both in; when they have grown to 62, the one with the fewer tokens out goes."""
     load = plain_load([0, 0], [10, 10], [40, 40])
     pool = Pool(policy=SGLANG, blocks=62, block=1, reserve=KEEP_SHARE, ratio=0.0, ratio_min=0.0)
     result = served(load, pool)
@@ -160,7 +164,8 @@ def test_an_answer_is_found_by_the_turn_that_follows():
 
 @pytest.mark.parametrize(("evict", "kept"), [(LRU, 0), (FIFO, 1), (LFU, 0)])
 def test_what_is_evicted_depends_on_the_rule(evict, kept):
-    """Room for two of three one-block beginnings (and one block to work in): X, Y, X again, then Z; which is still there?"""
+    """Room for two of three one-block beginnings (and one block to work in): X, Y, X again, then Z; which is still
+    there?"""
     prompts = [[0], [1], [0], [2], [0], [1]]
     load = chained(plain_load([0, 10, 20, 30, 40, 50], [17] * 6, [1] * 6), prompts)
     result = served(load, Pool(blocks=4, prefix_cache=True, evict=evict))
@@ -241,7 +246,8 @@ def test_a_split_hands_kv_over_a_link_with_a_queue():
 
 
 def test_a_cap_on_reservations_holds_hand_overs_back():
-    """With room for one on its way, the second begins only when the first has come: no matter that there are two links."""
+    """With room for one on its way, the second begins only when the first has come: no matter that there are two
+    links."""
     load = plain_load([0, 0], [8, 8], [2, 2])
     free = split(load, engines=(2, 1))
     np.testing.assert_allclose(free.handover_s, [0.9, 0.9])

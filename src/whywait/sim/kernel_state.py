@@ -1,8 +1,8 @@
 """What the kernel keeps while it runs. Records with plain fields: numba sees rows of structured arrays, plain Python
 sees objects with the same names.
 
-Contexts of decoding sequences are kept as ``base + grow · counter`` in units of 1/ONE tokens, ``counter`` being the engine's
-decode steps so far: whole numbers, so that many steps at once change them exactly as one by one.
+Contexts of decoding sequences are kept as ``base + grow · counter`` in units of 1/ONE tokens, ``counter`` being the
+engine's decode steps so far: whole numbers, so that many steps at once change them exactly as one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whywait.sim.jit import COMPILED
 from whywait.sim.state import F8, I8
@@ -207,8 +206,8 @@ class Request:
 
 @dataclass
 class Node:
-    """KV blocks that no sequence holds, or that several may: one shared block (by its id), or, past the shared ones, a run of
-    private blocks that were freed together."""
+    """KV blocks that no sequence holds, or that several may: one shared block (by its id), or, past the shared
+    ones, a run of private blocks that were freed together."""
 
     use: int = -1  # of a shared block: sequences that hold it; 0: idle; −1: not on the device
     size: int = 1  # blocks of a run

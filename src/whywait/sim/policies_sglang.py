@@ -109,7 +109,7 @@ def continue_cut(w: World, eng: Engine, budget: int) -> tuple[int, int]:
         if slot.decoding == 0:
             left = slot.prompt - slot.done
             room = (slot.held + eng.free - growth(w.room, eng, 1)) * eng.block - slot.done
-            part = min(left, min(budget - planned, room))
+            part = min(left, budget - planned, room)
             if part < left:
                 part = part // eng.block * eng.block
             chunk(w, eng, slot, max(part, 0))
@@ -144,7 +144,8 @@ def retract(w: World, eng: Engine) -> None:
 
 @jit
 def shortest(w: World, eng: Engine) -> int:
-    """Place in the order of the decoder with the fewest tokens out; of several the one with the longest prompt, then the last."""
+    """Place in the order of the decoder with the fewest tokens out; of several the one with the longest prompt, then
+    the last."""
     best, fewest, longest = NOBODY, 0, 0
     for k in range(eng.running):
         slot = running(w.room, eng, k)
