@@ -129,7 +129,7 @@ def never_fits(eng: Engine, one: Request) -> bool:
     whole = one.prompt + one.output
     if eng.max_context > 0 and whole > eng.max_context:
         return True
-    if eng.chunked == 0 and eng.policy != SGLANG and eng.policy != STATIC:
+    if eng.chunked == 0 and eng.policy not in (SGLANG, STATIC):
         uncut = one.prompt if eng.reserve == KEEP_FULL else whole  # as a preempted one comes again
         if uncut > eng.token_budget:
             return True
@@ -191,7 +191,8 @@ def commit(w: World, clock: Clock, eng: Engine) -> None:
 
 @jit
 def advance(w: World, eng: Engine) -> None:
-    """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
+    """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others.
+    Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
     e, keep, count = eng.id, 0, eng.running
     order = w.room.order
     gone, last = 0, NOBODY  # those that leave, chained by their places
@@ -223,7 +224,8 @@ def advance(w: World, eng: Engine) -> None:
 
 @jit
 def leave(w: World, eng: Engine, slot: Slot) -> bool:
-    """A sequence has given all it gives here; whether it makes room (in a static batch it stays to the end of the batch)."""
+    """A sequence has given all it gives here; whether it makes room (in a static batch it stays to the end of the
+    batch)."""
     one = w.requests[slot.row]
     if eng.policy == STATIC:
         if slot.end < NEVER or slot.decoding == 0:
@@ -237,7 +239,7 @@ def leave(w: World, eng: Engine, slot: Slot) -> bool:
         park(w, eng, slot)
     else:
         if eng.role == PREFILL:
-            give_back(w.cache, w.requests, eng, slot.row, slot.held, False)
+            give_back(w, eng, slot.row, slot.held, False)
         finish(w, eng, slot.row)
     stop(w, eng, slot, False)
     return True
@@ -270,12 +272,33 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
     return False
 
 
+@entry
+def receive_now(w: World, row: int, now: float) -> None:
+    """``row`` arrives at the only engine."""
+    receive(w, w.clock[0], row, now)
+
+
+@entry
+def step_now(w: World, now: float) -> float:
+    """The only engine plans and does one step at ``now``; its seconds, 0: nothing to do."""
+    clock, eng = w.clock[0], w.engines[0]
+    while clock.events > 0 and w.heap[0].at <= now:
+        arrive(w, clock, w.heap[0].at)
+    eng.t = now
+    start(w, clock, eng)
+    if eng.mode != BUSY:
+        return 0.0
+    took_s = eng.end - eng.t
+    commit(w, clock, eng)
+    return took_s  # type: ignore[no-any-return]
+
+
 def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:
     """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``."""
     w = world(load, pools, costs, settings)
     full = []
     while loop(w) == 1:
-        full.append(steps(w, settings))
+        full.append(steps(w))
         put(w.clock, 0, {"rows": 0})
-    full.append(steps(w, settings))
+    full.append(steps(w))
     return result(w, full)
