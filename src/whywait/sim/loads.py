@@ -11,21 +11,25 @@ import numpy as np
 
 from whywait.core.schedule import Ints, Schedule
 from whywait.errors import UsageError
+from whywait.physics import power
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.fitted import FAMILIES
+from whywait.physics.kernels import COMPUTE, RESOURCES
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.memory import kv_bytes_per_token
 from whywait.physics.step import StepCost, step_cost
 from whywait.sim.capacity import Capacity, capacity
 from whywait.sim.chains import chains
-from whywait.sim.deployment import Deployment
+from whywait.sim.deployment import Deployment, Split
 from whywait.sim.state import POLICY, RESERVE, ROUTE, Load, Pool, Settings
 from whywait.units import NS_PER_S
 
 #: Time between what warms the cache and the load: nothing happens in it, so its length does not matter.
 AFTER_WARM_S = 1000.0
+#: What transfers reach of a wire's rate: 70 to 90 % are seen for large RDMA and pinned copies; the lower end of them.
+REACHED = 0.75
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,22 @@ def efficiency_of(d: Deployment) -> Efficiency:
         for f in fields(Efficiency)
         if isinstance(f.default, float)
     }
+    if d.power_cap_w is not None:
+        slower = cap_factor(d.machine, d.power_cap_w)
+        factors["compute"], factors["pairs"] = factors["compute"] * slower, factors["pairs"] * slower
     return replace(d.efficiency, **factors, family=family_of(d))
+
+
+def cap_factor(machine: Accelerator, cap_w: float) -> float:
+    """By what computing takes longer under a cap on each device, for steps that compute all the time: decode that reads
+    hides it.
+
+    Raises:
+        UsageError: the rated power is not known, or the cap is below what the device draws idle.
+    """
+    busy = np.zeros((len(RESOURCES), 1))
+    busy[COMPUTE] = 1.0
+    return float(power.capped(machine, busy, cap_w)[COMPUTE, 0])
 
 
 def family_of(d: Deployment) -> str:
@@ -187,6 +206,16 @@ def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
     )  # fmt: skip
 
 
+def handover_bytes_per_s(d: Deployment, split: Split) -> float:
+    """The rate at which one prefill engine sends KV: as said, or by the NICs of its devices (PCIe where those are not
+    known), each at ``REACHED`` of its data sheet."""
+    rate = split.bytes_per_s
+    if not rate:
+        nic = d.machine.nic_bytes_per_s or d.machine.host_bytes_per_s or 25e9
+        rate = REACHED * nic * (split.prefill_layout or d.layout).devices
+    return rate / d.hardware.link
+
+
 def _rows(load: Load, budget: int, options: Options) -> int:
     """Rows that the record of steps gets. Of so many the kernel keeps the first half whole and thins what follows."""
     most = {"none": 0, "sample": 4_000, "steps": 100_000, "chunks": -1}.get(options.keep)
@@ -207,6 +236,6 @@ def _settings(d: Deployment, mode: str, target: float, seed: int, options: Optio
     per_token = kv_bytes_per_token(d.model, d.precision.kv, d.layout)[1]
     return found._replace(
         engines=(d.replicas * d.split.prefill, d.replicas * d.split.decode),
-        handover_token_s=per_token * (1 - d.split.overlap) / d.split.bytes_per_s,
+        handover_token_s=per_token * (1 - d.split.overlap) / handover_bytes_per_s(d, d.split),
         handover_latency_s=d.split.latency_s, handover_in_flight=d.split.in_flight,
     )  # fmt: skip
