@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from whywait.errors import UsageError
+from whywait.physics.dtypes import bytes_of
 from whywait.physics.layout import Layout
-from whywait.physics.memory import bytes_of, kv_bytes_per_token, state_bytes, weights_bytes, window_kv_bytes
+from whywait.physics.memory import kv_bytes_per_token, state_bytes, weights_bytes, window_kv_bytes
 from whywait.sim.deployment import Deployment
 
 #: What an engine's process takes on every device beside weights and KV: CUDA context, communicators, graphs. Seen as

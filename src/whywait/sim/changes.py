@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from whywait.errors import UsageError
+from whywait.physics.dtypes import bytes_of
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
-from whywait.physics.memory import bytes_of
 from whywait.sim.capacity import blocks_of
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier

@@ -176,7 +176,14 @@ def _meters(d: Deployment, power: Drawn, p: Point, at: Floats, counted: Counters
         return np.concatenate((grown[:1], grown))
 
     busy = mean(s.took_s - power.host_s) / engines
-    out = {"busy_share": np.clip(busy, 0.0, 1.0)}
+    held = sum(
+        n * (c.weight_bytes + c.working_bytes + c.kv_bytes)
+        for n, c in zip(p.prepared.settings.engines, p.prepared.capacities, strict=True)
+    )
+    out = {
+        "busy_share": np.clip(busy, 0.0, 1.0),
+        "memory_used_bytes": np.full(len(at), held * d.devices / engines),
+    }
     if d.layout.devices > 1 and d.machine.link_bytes_per_s:
         moved = mean(power.parts[RESOURCES.index("link")]) * d.machine.link_bytes_per_s * d.layout.devices
         out["nvlink_tx_bytes_per_s"] = moved
