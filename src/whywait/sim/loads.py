@@ -30,6 +30,7 @@ from whywait.units import NS_PER_S
 AFTER_WARM_S = 1000.0
 #: What transfers reach of a wire's rate: 70 to 90 % are seen for large RDMA and pinned copies; the lower end of them.
 REACHED = 0.75
+MAX_PREFILL = 16384  # SGLang's --max-prefill-tokens (server arguments, docs.sglang.ai)
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
         draft_share=spec.draft_share if spec and decodes else 0.0,
         frontend_s=e.frontend_s * efficiency_of(d).frontend if number == 0 else 0.0,
         frontend_token_s=e.frontend_token_s * efficiency_of(d).frontend if number == 0 else 0.0,
-        reply_s=e.reply_s, tier_blocks=tuple(int(t.bytes // each) for t in d.tiers),
+        prompt_tokens=MAX_PREFILL if e.policy == "sglang" else 0, reply_s=e.reply_s,
+        tier_blocks=tuple(int(t.bytes // each) for t in d.tiers),
         tier_block_s=tuple(each / t.bytes_per_s for t in d.tiers), tier_latency_s=tuple(t.latency_s for t in d.tiers),
     )  # fmt: skip
 
