@@ -82,8 +82,8 @@ def asked(run: Run, o: Observed) -> Asked:
 
 def longer(a: Asked) -> Asked:
     """A closed loop that goes on for ``WAVES`` waves at least, its requests again and again: what only the first of
-    them pay (a cold cache, the start together) weighs little then, as in a service that runs for hours. Sessions and open
-    loops stay as they were asked."""
+    them pay (a cold cache, the start together) weighs little then, as in a service that runs for hours. Sessions and
+    open loops stay as they were asked."""
     n, need = len(a.schedule), int(min(max(LEAST, WAVES * a.target), MOST))
     if a.mode != "concurrency" or a.schedule.has_sessions or n >= need:
         return a
