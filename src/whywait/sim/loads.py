@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from whywait.core.schedule import Ints, Schedule
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
+from whywait.physics.fitted import FAMILIES
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.memory import kv_bytes_per_token
@@ -28,10 +30,10 @@ AFTER_WARM_S = 1000.0
 
 @dataclass(frozen=True)
 class Options:
-    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``steps`` or ``chunks`` (a row per token
-    where they are few enough). ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the
-    simulation. ``warm``: beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all
-    classes."""
+    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``sample`` of the steps (what power is
+    reckoned from), ``steps`` (past 50,000 thinned), or ``chunks``: every step, and a row per token where they are few
+    enough. ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the simulation. ``warm``:
+    beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all classes."""
 
     keep: str = "steps"
     timeout_s: float = math.inf
@@ -71,9 +73,12 @@ def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: i
         load = load._replace(arrive_s=np.concatenate((load.arrive_s[:warmed], load.arrive_s[warmed:] + shift)))
     if d.engine.priority:
         load = load._replace(priority=_priorities(d, schedule, options, warmed))
-    pools = tuple(_pool(d, c, i) for i, c in enumerate(capacities))
+    # More places than requests change nothing; the kernel makes room for all of them.
+    most = min(d.engine.max_seqs, max(len(load.prompt), 1))
+    pools = tuple(_pool(d, c, i)._replace(max_seqs=most) for i, c in enumerate(capacities))
     costs = tuple(cost_of(d, prefill=d.split is not None and i == 0) for i in range(len(pools)))
-    return Prepared(schedule, load, pools, costs, _settings(d, mode, target, seed, options), capacities, warmed, shift)
+    settings = _settings(d, mode, target, seed, options)._replace(steps=_rows(load, d.engine.token_budget, options))
+    return Prepared(schedule, load, pools, costs, settings, capacities, warmed, shift)
 
 
 def capacities_of(d: Deployment, request_tokens: float | None = None) -> tuple[Capacity, ...]:
@@ -85,13 +90,17 @@ def capacities_of(d: Deployment, request_tokens: float | None = None) -> tuple[C
 
 def efficiency_of(d: Deployment) -> Efficiency:
     """What times are multiplied by: the service's own efficiency times what techniques changed of the hardware."""
-    factors = {
+    factors: dict[str, Any] = {
         f.name: getattr(d.efficiency, f.name) * getattr(d.hardware, f.name)
         for f in fields(Efficiency)
         if isinstance(f.default, float)
     }
-    family = d.engine.policy if d.engine.policy in ("vllm", "sglang", "trtllm", "llama.cpp") else "vllm"
-    return replace(d.efficiency, **factors, **({"family": family} if hasattr(d.efficiency, "family") else {}))
+    return replace(d.efficiency, **factors, family=family_of(d))
+
+
+def family_of(d: Deployment) -> str:
+    """Whose kernels and host the fits are taken of."""
+    return d.engine.policy if d.engine.policy in FAMILIES else "vllm"
 
 
 def cost_of(d: Deployment, prefill: bool = False) -> StepCost:
@@ -142,8 +151,9 @@ def _warmed(load: Load, s: Schedule, block: int) -> tuple[Load, int]:
     parts = [ids[at[r] : at[r] + n] for r, n in zip(rows.tolist(), lengths.tolist(), strict=True)]
     one = np.ones(w, np.int64)
     joined = (np.concatenate(p) for p in (
-        (np.zeros(w), load.arrive_s), (-one, np.where(load.after >= 0, load.after + w, -1)), (np.zeros(w), load.think_s),
-        (np.maximum(lengths * block, 1), load.prompt), (one, load.output), (0 * one, load.priority), (0 * one, load.klass),
+        (np.zeros(w), load.arrive_s), (-one, np.where(load.after >= 0, load.after + w, -1)),
+        (np.zeros(w), load.think_s), (np.maximum(lengths * block, 1), load.prompt), (one, load.output),
+        (0 * one, load.priority), (0 * one, load.klass),
         (np.concatenate(([0], np.cumsum(lengths))), at[1:] + int(lengths.sum())), (*parts, ids)))  # fmt: skip
     return Load(*joined), w
 
@@ -168,7 +178,8 @@ def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
         policy=POLICY[e.policy], max_seqs=e.max_seqs, token_budget=e.token_budget, chunked=e.chunked, blocks=c.blocks,
         block=e.block, reserve=RESERVE[e.reserve], priority=e.priority, prefix_cache=e.prefix_cache,
         max_context=e.max_context, drafts=spec.drafts if spec and decodes else 0,
-        acceptance=spec.acceptance if spec and decodes else (), draft_share=spec.draft_share if spec and decodes else 0.0,
+        acceptance=spec.acceptance if spec and decodes else (),
+        draft_share=spec.draft_share if spec and decodes else 0.0,
         frontend_s=e.frontend_s * efficiency_of(d).frontend if number == 0 else 0.0,
         frontend_token_s=e.frontend_token_s * efficiency_of(d).frontend if number == 0 else 0.0,
         reply_s=e.reply_s, tier_blocks=tuple(int(t.bytes // each) for t in d.tiers),
@@ -176,12 +187,19 @@ def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
     )  # fmt: skip
 
 
+def _rows(load: Load, budget: int, options: Options) -> int:
+    """Rows that the record of steps gets. Of so many the kernel keeps the first half whole and thins what follows."""
+    most = {"none": 0, "sample": 4_000, "steps": 100_000, "chunks": -1}.get(options.keep)
+    if most is None:
+        raise UsageError(f"keep must be none, sample, steps or chunks, not {options.keep!r}")
+    # A step makes a token, or computes a part of a prompt; twice that leaves room for work done again.
+    bound = 4 * int(load.output.sum() + len(load.output) + 2 * load.prompt.sum() // max(budget, 1)) + 64
+    return bound if most < 0 and bound < 400_000 else min(most, bound)
+
+
 def _settings(d: Deployment, mode: str, target: float, seed: int, options: Options) -> Settings:
-    steps = {"none": 0, "steps": 100_000, "chunks": -1}.get(options.keep)
-    if steps is None:
-        raise UsageError(f"keep must be none, steps or chunks, not {options.keep!r}")
     found = Settings(
-        concurrency=max(1, round(target)) if mode == "concurrency" else 0, seed=seed, steps=steps,
+        concurrency=max(1, round(target)) if mode == "concurrency" else 0, seed=seed,
         limit_s=options.limit_s, routing=ROUTE[d.routing], engines=(d.replicas,),
     )  # fmt: skip
     if d.split is None:

@@ -62,7 +62,14 @@ def _parts(cost: StepParts, r: Result, mine: NDArray[np.int64], d: Deployment) -
     looked = np.minimum(pairs, s.prefill_tokens[mine] * float(cost.window)) if cost.window else np.zeros(len(mine))
     found = work(cost, StepWork(tokens, decode, context, window, seqs, pairs, looked))
     whole = found.sum(axis=0)
-    return found * (s.took_s[mine] / np.maximum(whole, 1e-300))
+    out: Floats = found * (s.took_s[mine] / np.maximum(whole, 1e-300))
+    return out
+
+
+def weights_of(p: Prepared, r: Result) -> Floats:
+    """How many steps each row of the record stands for: one in the half kept whole, past it one in so many was kept."""
+    number = np.arange(len(r.steps.t_s))
+    return np.where((number < p.settings.steps // 2) | (p.settings.steps < 0), 1.0, float(r.steps_stride))
 
 
 def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float, float]) -> dict[str, float | None]:
@@ -74,7 +81,7 @@ def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float,
     begin, took = r.steps.t_s - t.shift_s, r.steps.took_s
     part = np.clip(np.minimum(begin + took, window[1]) - np.maximum(begin, window[0]), 0.0, None)
     engines = sum(p.settings.engines)
-    more = float((part * (found.watts - found.idle_w / engines)).sum()) * r.steps_stride
+    more = float((part * (found.watts - found.idle_w / engines) * weights_of(p, r)).sum())
     watts = found.idle_w + more / span
     output = p.load.output[p.warmed :].astype(float)
     length = np.maximum(t.last - t.first, 1e-12)
