@@ -108,18 +108,17 @@ class WhatIf:
         }  # fmt: skip
 
 
-def what_if(run_dir: str | Path, apply: str | Sequence[str] = (), **more: Any) -> WhatIf:
+def what_if(run_dir: str | Path, ask: Ask | None = None, **more: Any) -> WhatIf:
     """What a change would do to the service of the Run in ``run_dir``.
 
     Args:
-        apply: techniques, as text or one by one: ``("fp8-kv", "prefix-cache")``.
-        more: the other fields of :class:`Ask`: ``machine, model, layout, load, slo, bound, baseline, seeds``.
+        ask: the change; or its fields by name: ``what_if("runs/1", apply="fp8-kv,prefix-cache", machine="h200")``.
 
     Raises:
-        UsageError: the run cannot be read or does not say enough, or the change is impossible; the hint says what to do.
+        UsageError: the run cannot be read or does not say enough, or the change is impossible; the hint says what to
+            do.
     """
-    text = apply if isinstance(apply, str) else ",".join(apply)
-    return answer(Run.load(run_dir), str(run_dir), Ask(apply=text, **more))
+    return answer(Run.load(run_dir), str(run_dir), ask or Ask(**more))
 
 
 def answer(run: Run, name: str, ask: Ask) -> WhatIf:
@@ -140,7 +139,9 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     after = changed(base.deployment, ask)
     loads = _loads(run, ask, twin)
     for a in loads:
-        prepare(after, a.schedule, a.mode, a.target, 0, twin.options(a, "none"))  # what cannot be is refused at once
+        prepare(
+            after, a.schedule, a.mode, a.target, 0, options=twin.options(a, "none")
+        )  # what cannot be is refused at once
     prior = prior_of(base.deployment, base.cpu)
     found = calibrate(points_of(seen), twin.predict, prior, ask.knobs)
     checked = check(found, twin.predict, bound=ask.bound)
@@ -173,8 +174,8 @@ def changed(d: Deployment, ask: Ask) -> Deployment:
                              "others go with --apply")  # fmt: skip
     if ask.model:
         arch = arch_of(ask.model)
-        d = dataclasses.replace(d, model=arch, engine=dataclasses.replace(d.engine, kv_blocks=None),
-                                precision=dataclasses.replace(d.precision, weights=arch.native, experts=None))  # fmt: skip
+        types = dataclasses.replace(d.precision, weights=arch.native, experts=arch.native_experts or None)
+        d = dataclasses.replace(d, model=arch, precision=types, engine=dataclasses.replace(d.engine, kv_blocks=None))
     return techniques.apply(ask.changes, d)
 
 
@@ -200,7 +201,10 @@ def describe(d: Deployment) -> str:
     ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
     count = f"{d.devices} × " if d.machine.words else ""
     where = f"{count}{d.machine.name}{' (' + ', '.join(ways) + ')' if ways else ''}"
-    return f"{d.model.name} ({p.weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once"
+    applied = f", with {', '.join(d.applied)}" if d.applied else ""
+    return (
+        f"{d.model.name} ({p.weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once{applied}"
+    )
 
 
 class _Compared:
@@ -271,8 +275,8 @@ def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[
     before, after, found = base.deployment, compared.after.deployment, compared.found
     out = [f"{a.name}: {a.note}" for a in loads if a.note]
     if after.machine.name != before.machine.name:
-        out.append(f"{after.machine.name} was not measured: what the run told of {before.machine.name} holds there only "
-                   "in part, and the intervals are wider for it")  # fmt: skip
+        out.append(f"{after.machine.name} was not measured: what the run told of {before.machine.name} holds there "
+                   "only in part, and the intervals are wider for it")  # fmt: skip
     elif compared.wider:
         out.append(f"the change makes these less sure than the run told: {', '.join(sorted(compared.wider))}")
     if compared.guessed:

@@ -175,14 +175,19 @@ class Calibration:
 
     def offset(self, metric: str, at: Sequence[float], theta: Vector) -> tuple[Vector, float]:
         """The discrepancy of a metric at a load: its mean for each row of ``theta`` (n × parameters), and its sd."""
+        here, slope, sd = self.offset_slope(metric, at)
+        return here + (theta - self.mean) @ slope, sd
+
+    def offset_slope(self, metric: str, at: Sequence[float]) -> tuple[float, Vector, float]:
+        """The same at the median of theta, its slope over theta, and its sd."""
         size = self.scale(metric)
         if not self.rows:
-            return np.zeros(len(theta)), size
+            return 0.0, np.zeros(len(self.names)), size
         near = size**2 * correlation(self.points, self.rows, [(at, metric)], self.knobs)[:, 0]
-        left = self.at_zero[:, None] - self.slopes @ theta.T
         solved = np.linalg.solve(self.covariance(), near)
         var = max(size**2 - float(near @ solved), 0.0)
-        return solved @ left, math.sqrt(var)
+        slope: Vector = -(solved @ self.slopes)
+        return float(solved @ self.at_zero + slope @ self.mean), slope, math.sqrt(var)
 
     def scale(self, metric: str) -> float:
         """The sd of the discrepancy of a metric far from every load that was measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,28 +76,43 @@ class Check:
         return sum(m.predicted.holds(m.measured) for m in out) / len(out) if out else None
 
 
-def check(found: Calibration, predict: Predict, draws: int = 12, bound: Mapping[str, float] | None = None) -> Check:
+def check(found: Calibration, predict: Predict, bound: Mapping[str, float] | None = None) -> Check:
     """Simulate every point of a calibration with it, and with one that was made without that point.
 
     Of two points only the heavier load is left out: from one load alone nobody can tell what a lighter one would be
-    spared. ``draws`` simulations per point and calibration.
+    spared.
     """
     misses: list[Miss] = []
-    used_points = sorted({p for p, _ in found.rows}, key=lambda i: found.points[i].at)
-    spared = used_points[:1] if len(used_points) == 2 else []
-    for i in used_points:
-        point, mine = found.points[i], [(p, m) for p, m in found.rows if p == i]
-        left = None if i in spared else without(found, i, predict)
-        for calibration, seen in ((found, True), (left, False)):
-            if calibration is None:
-                continue
-            rng = np.random.default_rng([i, 7])
-            at = predictions(calibration, predict, (i, point), [m for _, m in mine], (draws, rng))
-            used = len({p for p, _ in calibration.rows})
-            misses += [
-                Miss(point.name, m, point.seen[m].value, interval, seen, used) for m, interval in at.items()
-            ]  # fmt: skip
+    used = sorted({p for p, _ in found.rows}, key=lambda i: found.points[i].at)
+    spared = used[:1] if len(used) == 2 else []
+    for i in used:
+        for calibration in (found, None if i in spared else without(found, i, predict)):
+            if calibration is not None:
+                seen = calibration is found
+                count = len({p for p, _ in calibration.rows})
+                misses += [
+                    Miss(found.points[i].name, m, found.points[i].seen[m].value, interval, seen, count)
+                    for m, interval in at_point(found, calibration, predict, i).items()
+                ]
     return Check(tuple(misses), {**BOUND, **(bound or {})})
+
+
+def at_point(whole: Calibration, found: Calibration, predict: Predict, point: int) -> dict[str, Interval]:
+    """What ``found`` says of a point of ``whole``, by metric: one simulation at its median, its spread by the slopes of
+    ``whole`` there (the delta method), discrepancy and the point's own sampling error on top."""
+    said = predict(found.multipliers(), point)
+    here, out = whole.points[point], dict[str, Interval]()
+    for row, (p, m) in enumerate(whole.rows):
+        value = said.get(m, math.nan)
+        if p != point or not value > 0 or not math.isfinite(value):
+            continue
+        off, slope, sd = found.offset_slope(m, here.at)
+        whole_slope = whole.slopes[row] + slope
+        spread_sd = math.sqrt(max(float(whole_slope @ found.cov @ whole_slope), 0.0))
+        reach = quantile(0.5 + LEVEL / 2, found.knobs.tail) * math.hypot(spread_sd, math.hypot(sd, here.seen[m].log_se))
+        middle = math.log(value) + off
+        out[m] = Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+    return out
 
 
 def predictions(
@@ -106,7 +122,7 @@ def predictions(
     metrics: Sequence[str],
     sampled: tuple[int, np.random.Generator],
 ) -> dict[str, Interval]:
-    """What a measurement at a point would show, by metric: parameters, discrepancy and the point's own sampling error.
+    """What a measurement at any point would show, by metric: parameters, discrepancy, the point's own sampling error.
 
     ``where`` is the point's place for ``predict`` and the point; ``sampled`` the number of draws and their generator.
     Metrics that the simulator leaves out are left out.
@@ -120,9 +136,8 @@ def predictions(
         if not (values > 0).all() or not np.isfinite(values).all():
             continue
         off, sd = found.offset(m, point.at, theta)
-        logs = np.log(values) + off
         noise = point.seen[m].log_se if m in point.seen else 0.0
-        out[m] = spread(logs, math.hypot(sd, noise), found.knobs.tail)
+        out[m] = spread(np.log(values) + off, math.hypot(sd, noise), found.knobs.tail)
     return out
 
 
@@ -134,6 +149,7 @@ def spread(logs: Vector, sd: float, tail: float) -> Interval:
     return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
 
 
+@functools.cache
 def quantile(p: float, dof: float) -> float:
     """Student's t: by bisection on its distribution function, which is a sum for the incomplete beta function."""
     low, high = 0.0, 50.0

@@ -18,6 +18,9 @@ GOOD: Mapping[str, int] = {
     "ttft_ms": -1, "tpot_ms": -1, "e2e_ms": -1, "output_tokens_per_s": 1, "requests_per_s": 1,
     "goodput_requests_per_s": 1, "kv_use": 0, "energy_j_per_token": -1, "usd_per_million_tokens": -1,
 }  # fmt: skip
+#: What a headline names, in that order.
+NAMES: Mapping[str, str] = {"ttft_ms.p50": "TTFT", "tpot_ms.p50": "TPOT", "output_tokens_per_s": "tokens/s",
+                            "goodput_requests_per_s": "goodput", "usd_per_million_tokens": "cost"}  # fmt: skip
 MATTERS = 0.03  # a change whose whole interval lies within this share of nothing is no change
 SMALL = 0.05  # an effect smaller than this (log) brings its share of the error of a change only
 OF_EFFECT = 0.15  # error of an effect as a share of it, whatever else is known
@@ -89,8 +92,8 @@ def state_of(metric: str, change: Interval) -> tuple[str, str]:
 
 
 def error_of_change(effect: Vector, least: float) -> float:
-    """Log-sd of what the simulator has wrong in an effect (draws of log after / before) beside its parameters: ``least``
-    and a share of it. A change that does nothing in any draw is no change, and has no error."""
+    """Log-sd of what the simulator has wrong in an effect (draws of log after / before) beside its parameters:
+    ``least`` and a share of it. A change that does nothing in any draw is no change, and has no error."""
     mean = abs(float(effect.mean()))
     size = mean + float(effect.std())
     return math.hypot(least * min(1.0, size / SMALL), OF_EFFECT * mean)
@@ -102,11 +105,7 @@ def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, 
     known = np.isfinite(before) & np.isfinite(after) & (before > 0) & (after > 0)
     metric = _like(name)
     if known.mean() < 1 - FEW:
-        some = bool((np.isfinite(before) & (before > 0)).any() or (np.isfinite(after) & (after > 0)).any())
-        if not some and measured is None:
-            return None
-        return Claim(pairs.load, name, measured, None, None, None, UNDECIDED,
-                     "not every draw of the parameters gives this figure")  # fmt: skip
+        return _nothing(pairs.load, name, measured, before, after)
     b, a = np.log(before[known]), np.log(after[known])
     off, sd = found.offset(metric, pairs.at, pairs.theta[known])
     wrong = error_of_change(a - b, found.knobs.change(metric)) if changed else 0.0
@@ -119,6 +118,19 @@ def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, 
     return Claim(pairs.load, name, measured, simulated, absolute, change, state, why)
 
 
+def _nothing(load: str, name: str, measured: float | None, before: Vector, after: Vector) -> Claim | None:
+    """Where a logarithm makes no sense: nothing before, nothing after, or not known in too many draws."""
+    none = Interval(0.0, 0.0, 0.0)
+    if (np.isnan(before) | np.isnan(after)).all():
+        return None if measured is None else Claim(load, name, measured, None, None, None, UNDECIDED, "not simulated")
+    if not (after > 0).any() and not np.isnan(after).any():
+        if not (before > 0).any():
+            return Claim(load, name, measured, none, none, None, SAME)
+        if (before > 0).all() and GOOD.get(name.partition(".")[0], 0) > 0:
+            return Claim(load, name, measured, spread(np.log(before), 0.0, 9.0), none, None, WORSE)
+    return Claim(load, name, measured, None, None, None, UNDECIDED, "it is zero in some draws and not in others")
+
+
 def _like(name: str) -> str:
     """The calibrated metric whose discrepancy a figure has: percentiles that were not calibrated have that of the
     nearest that was; what follows from tokens per second has that of tokens per second."""
@@ -126,6 +138,12 @@ def _like(name: str) -> str:
     if head in ("usd_per_million_tokens", "energy_j_per_token", "requests_per_s", "goodput_requests_per_s"):
         return "output_tokens_per_s"
     return f"{head}.{'p90' if stat in ('p99', 'p95') else stat}" if stat else head
+
+
+def _percent(change: Interval | None) -> str:
+    assert change is not None
+    low, high = 100 * (change.low - 1), 100 * (change.high - 1)
+    return f"{100 * (change.median - 1):+.0f} % ({low:+.0f} … {high:+.0f})"
 
 
 def headline(what: str, found: Sequence[Claim], refused: str) -> str:
@@ -136,11 +154,8 @@ def headline(what: str, found: Sequence[Claim], refused: str) -> str:
     if not sure:
         same = bool(found) and all(c.state == SAME for c in found if GOOD.get(c.metric.partition(".")[0], 0))
         return f"{what}: {'no change that matters' if same else 'undecided: every interval includes no change'}"
-    order = {m: i for i, m in enumerate(GOOD)}
-    sure.sort(key=lambda c: (order.get(c.metric.partition(".")[0], 99), c.metric))
-    said: list[str] = []
-    for c in sure[:4]:
-        assert c.change is not None
-        low, high = sorted((100 * (c.change.low - 1), 100 * (c.change.high - 1)))
-        said.append(f"{c.metric} {100 * (c.change.median - 1):+.0f} % ({low:+.0f} … {high:+.0f}) at {c.load}")
-    return f"{what}: " + "; ".join(said)
+    heaviest = sure[-1].load  # loads come in the order they were measured in
+    here = [c for c in sure if c.load == heaviest]
+    said = [f"{NAMES[c.metric]} {_percent(c.change)}" for c in here if c.metric in NAMES]
+    said = said or [f"{c.metric} {_percent(c.change)}" for c in here[:3]]
+    return f"{what}: at {heaviest} {', '.join(said)}"

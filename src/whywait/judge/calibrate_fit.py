@@ -32,7 +32,7 @@ from whywait.judge.calibrate import (
 
 _FAR = 4.0  # logarithm beyond which a prediction is only "far off": nothing pulls harder than that
 _STEP = 1.0  # of a multiplier's logarithm, at most, in one step of the search
-_GRID = np.exp(np.linspace(-2.0, 2.0, 17))  # sizes of a discrepancy that are tried, of its guess
+_GRID = np.exp(np.linspace(-2.0, 2.0, 13))  # sizes of a discrepancy that are tried, of its guess
 
 
 def calibrate(points: Sequence[Point], predict: Predict, prior: Prior, knobs: Knobs | None = None) -> Calibration:
@@ -93,12 +93,11 @@ class Linear:
     def learn(self, scale: dict[str, float], noise: Vector) -> dict[str, float]:
         """``scale`` by family, one family after another, to the greatest evidence times prior."""
         scale = dict(scale)
-        for _ in range(2):
-            for f in dict.fromkeys(family(m) for _, m in self.rows):
-                guess, least = self.knobs.guessed(f), self.knobs.least(f)
-                sizes = np.unique(np.maximum(guess * _GRID, least))
-                worth = [self._evidence({**scale, f: s}, noise) - _log_doubt(s, guess, self.knobs) for s in sizes]
-                scale[f] = float(sizes[int(np.argmax(worth))])
+        for f in dict.fromkeys(family(m) for _, m in self.rows):
+            guess, least = self.knobs.guessed(f), self.knobs.least(f)
+            sizes = np.unique(np.maximum(guess * _GRID, least))
+            worth = [self._evidence({**scale, f: s}, noise) - _log_doubt(s, guess, self.knobs) for s in sizes]
+            scale[f] = float(sizes[int(np.argmax(worth))])
         return scale
 
     def outliers(self, scale: Mapping[str, float], noise: Vector) -> Vector:
@@ -213,7 +212,7 @@ class _Fit:
         if not carried:
             self.slopes = self._slopes()
         fresh, damp = not carried, 1.0
-        for _ in range(self.knobs.rounds):
+        for _ in range(self.knobs.rounds if not carried else self.knobs.rounds // 2):
             here = self.linear().solved(POSTERIOR, 1)
             step = damp * (here.mean - self.theta)
             step *= min(1.0, _STEP / max(float(np.abs(step).max()), 1e-12))

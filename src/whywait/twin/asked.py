@@ -19,7 +19,8 @@ from whywait.errors import UsageError, WhywaitError
 from whywait.load.recipe import Load, schedule_of
 from whywait.units import NS_PER_S, load_name
 
-MOST = 600  # requests of a point that are simulated: enough for its medians, and quick
+LEAST, MOST = 200, 500  # requests of a point that are simulated: enough for its medians, and quick
+WAVES = 8  # of a closed loop, where there is room for them
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Asked:
                 math.log(max(float(s.output_tokens.mean()), 1.0)))  # fmt: skip
 
 
-def asked(run: Run, o: Observed, most: int = MOST) -> Asked:
+def asked(run: Run, o: Observed) -> Asked:
     """The requests of a measured point, in the order they were sent; those that failed are left out.
 
     Raises:
@@ -56,6 +57,7 @@ def asked(run: Run, o: Observed, most: int = MOST) -> Asked:
     if not use.any():
         raise UsageError(f"{o.name}: the lengths of its requests are not known",
                          "the service must send usage (stream_options.include_usage)")  # fmt: skip
+    most = int(min(max(LEAST, WAVES * o.in_flight), MOST))
     use &= np.cumsum(use) <= most
     req, rows, n = req.where(use), rows[use], int(use.sum())
     due = np.full(n, -1, np.int64)

@@ -89,7 +89,7 @@ class Twin:
 
     def joules(self, multipliers: Mapping[str, float], a: Asked) -> float:
         """Watts of all devices over a load; NaN where the machine's power is not known."""
-        found = service.figures(self.at(multipliers), a.schedule, a.mode, a.target, 0, self.options(a, "steps"))
+        found = service.figures(self.at(multipliers), a.schedule, a.mode, a.target, 0, options=self.options(a, "steps"))
         return float(found.get("power_w") or math.nan)
 
     def with_chance(self, exponent: float) -> Twin:
@@ -105,7 +105,9 @@ class Twin:
         return Options(keep=keep, warm=a.warm)
 
     def _figures(self, multipliers: Mapping[str, float], a: Asked, seed: int) -> dict[str, Any]:
-        return service.figures(self.at(multipliers), a.schedule, a.mode, a.target, seed, self.options(a, "none"))
+        return service.figures(
+            self.at(multipliers), a.schedule, a.mode, a.target, seed, options=self.options(a, "none")
+        )
 
     def _good(self, f: Mapping[str, Any], counted: Any) -> float:
         good = f["ok"].copy()

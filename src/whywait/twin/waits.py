@@ -43,8 +43,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Promise:
-    """A technique: the wait it promises to cut, its price and source, and what the simulated account shows of that wait
-    at the load where there is most of it (ms per request). ``state``: cut, not cut, grown, nothing to cut, or unseen."""
+    """A technique: the wait it promises to cut, its price and source, and what the simulated account shows of that
+    wait at the load where there is most of it (ms per request). ``state``: cut, not cut, grown, nothing to cut, or
+    unseen."""
 
     technique: str
     cuts: str
@@ -92,7 +93,7 @@ def _promise(t: techniques.Technique, text: str, waits: Sequence[Waiting]) -> Pr
 
 def _account(twin: Twin, multipliers: Mapping[str, float], a: Asked) -> tuple[dict[str, float], dict[str, float]]:
     d = twin.at(multipliers)
-    prepared, found, t = service.run_point(d, a.schedule, a.mode, a.target, 0, twin.options(a, "steps"))
+    prepared, found, t = service.run_point(d, a.schedule, a.mode, a.target, 0, options=twin.options(a, "steps"))
     parts, s, ok = drawn(d, prepared, found).parts, found.steps, t.ok & a.counted
     if not ok.any():
         ok = t.ok
