@@ -35,6 +35,7 @@ from whywait.twin.waits import Promise, Waiting, promises, waiting
 SEEDS = 24  # draws of what is not known, where nobody says how many; always by the size of the load, not by the clock
 LEAST_SEEDS = 8
 HEAVY = 60_000  # requests simulated for the comparison, of all loads and draws
+SLOW_S = 2.0  # a first simulation that takes longer was compiling
 LAYOUT = techniques.LAYOUT
 CHANCE_SD = 0.4  # log-sd of the exponent on acceptance of drafts that nobody has measured on this service
 
@@ -129,7 +130,6 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     """
     if not ask.changes and not ask.model and not ask.load:
         raise UsageError("nothing is changed", "--apply fp8-kv, --machine h200, --layout tp=4 or --load concurrency=64")
-    began = time.monotonic()
     seen = observed(run)
     if not seen:
         raise UsageError(f"{name} holds no load point at which a request ended well", "whywait show says what happened")
@@ -142,6 +142,9 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         prepare(
             after, a.schedule, a.mode, a.target, 0, options=twin.options(a, "none")
         )  # what cannot be is refused at once
+    began = time.monotonic()
+    twin.predict({}, 0)
+    compiling, began = time.monotonic() - began, time.monotonic()  # the first one compiles, where the extra is there
     prior = prior_of(base.deployment, base.cpu)
     found = calibrate(points_of(seen), twin.predict, prior, ask.knobs)
     checked = check(found, twin.predict, bound=ask.bound)
@@ -155,6 +158,8 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         said += claims(found, pairs, figures, refused, changed=after != base.deployment)
     waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]
     notes = _notes(base, loads, compared)
+    if compiling > SLOW_S:
+        notes.append(f"{compiling:.0f} s more to compile the simulator, which the next what-if will not need")
     return WhatIf(
         name, ask, headline(ask.words, said, refused), refused, helps(found, checked) if refused else "", base.facts,
         describe(base.deployment), describe(after), found, checked, tuple(said),
@@ -189,8 +194,8 @@ def refusal(found: Calibration, checked: Check) -> str:
         return "no load point could be left out"
     worst = max(checked.beyond, key=lambda m: abs(math.log(max(1 + m.error, 1e-9))))
     bound = checked.bound[worst.metric.partition(".")[0]]
-    return (f"the simulator misses {worst.metric} at {worst.point} by {worst.error:+.0%} when that load is left out "
-            f"(bound {bound:.0%})")  # fmt: skip
+    return (f"the simulator misses {worst.metric} at {worst.point} by {100 * worst.error:+.1f} % when that load is left "
+            f"out (bound {100 * bound:.0f} %)")  # fmt: skip
 
 
 def describe(d: Deployment) -> str:

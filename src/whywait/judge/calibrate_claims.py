@@ -142,6 +142,8 @@ def _like(name: str) -> str:
 
 def _percent(change: Interval | None) -> str:
     assert change is not None
+    if change.median > 3:
+        return f"× {change.median:.1f} ({change.low:.1f} … {change.high:.1f})"
     low, high = 100 * (change.low - 1), 100 * (change.high - 1)
     return f"{100 * (change.median - 1):+.0f} % ({low:+.0f} … {high:+.0f})"
 

@@ -18,6 +18,7 @@ import numpy as np
 from whywait.analyze.counters import delta, gauge, series
 from whywait.core.run import Run
 from whywait.errors import UsageError
+from whywait.judge.facts_requests import reuse
 from whywait.physics.arch import Arch, arch_of
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator, find, machine
@@ -31,6 +32,7 @@ from whywait.sim.techniques import apply
 CORE_BYTES_PER_S, CORE_FLOPS_PER_S = 12e9, 80e9
 CPU_TOKEN_BUDGET = 2048  # --max-num-batched-tokens of vLLM's API server where no large accelerator is found
 BUSY = 0.05  # a device that was busy for less of the run did not take part
+OFFERED = 0.1  # of the prompt tokens that a cache could have found: with less, none found says nothing
 SAME_SIZE = 0.15  # a catalogue model of the run's name whose weights differ by more is another model
 _OWN = ("model", "machine", "engine", "kv-tokens", "block")
 _HEAD_SIZES = (128, 64, 96, 80, 32, 48, 16)
@@ -261,10 +263,17 @@ def _limits(run: Run, engine: Engine, cpu: bool, facts: list[Fact]) -> Engine:
     facts.append(Fact("tokens per step", str(engine.token_budget), "assumed", why))
     if said.get("ctx_per_slot"):
         engine = dataclasses.replace(engine, max_context=int(said["ctx_per_slot"]))
-    if said.get("enable_prefix_caching") in (False, "False", "false", "0"):
+    if engine.prefix_cache and _cache_off(run):
         engine = dataclasses.replace(engine, prefix_cache=False)
         facts.append(Fact("prefix cache", "off", "run"))
     return engine
+
+
+def _cache_off(run: Run) -> bool:
+    """The engine says so, or computed equal beginnings again every time although they were offered."""
+    found = reuse(run, run, _span(run))
+    offered = found.offered is not None and found.offered > OFFERED
+    return found.looked is False or (offered and found.hit is not None and not found.any_hit)
 
 
 def _kv(run: Run, engine: Engine, keys: Mapping[str, str], facts: list[Fact]) -> Engine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,8 +21,9 @@ from whywait.analyze.observed import Observed, statistics
 from whywait.analyze.window import request_rate
 from whywait.core.run import Run
 from whywait.judge.calibrate import Point, Prior, Seen, family
+from whywait.physics import fitted
 from whywait.physics.efficiency import Efficiency
-from whywait.physics.machines import Accelerator
+from whywait.physics.fitted import FAMILIES
 from whywait.sim import service
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import Options
@@ -30,14 +31,11 @@ from whywait.twin.asked import Asked
 
 REPLY = "reply"  # the way of a token to the client: beside the fields of Efficiency
 FIELDS = tuple(f.name for f in fields(Efficiency) if isinstance(f.default, float))
-#: Log-sd of the multipliers before anything was measured, on a machine whose operations were fitted: what the fits of
-#: one configuration leave for another; and of this machine's processor, where kernels were not fitted at all.
-FITTED_SD = {"weights": 0.12, "compute": 0.15, "experts": 0.25, "kv": 0.2, "pairs": 0.25, "link": 0.3,
-             "step": 0.4, "sequence": 0.5, "token": 0.5, "prefill_step": 0.6, "frontend": 0.7, REPLY: 0.7,
-             "kv_space": 0.03}  # fmt: skip
+#: Log-sd of the multipliers on this machine's processor, at least: its kernels were not fitted at all.
 CPU_SD = {"weights": 0.6, "compute": 0.8, "experts": 0.8, "kv": 0.8, "pairs": 0.8, "link": 0.3,
           "step": 1.5, "sequence": 1.2, "token": 1.2, "prefill_step": 1.2, "frontend": 1.2, REPLY: 1.0,
           "kv_space": 0.02}  # fmt: skip
+UNKNOWN_SD = 0.2  # of a multiplier that the fits do not speak of
 KERNELS = ("weights", "compute", "experts", "kv", "pairs")
 HOST = ("step", "sequence", "token", "prefill_step", "frontend", REPLY)
 PERCENTILES = {"ttft_ms.p50": ("ttft_s", 0.5), "ttft_ms.p99": ("ttft_s", 0.99), "tpot_ms.p50": ("tpot_s", 0.5),
@@ -120,10 +118,9 @@ class Twin:
 
 def prior_of(d: Deployment, cpu: bool) -> Prior:
     """The multipliers that can matter to a deployment, and how far each may be from 1."""
-    sd = dict(CPU_SD if cpu else FITTED_SD)
-    if not cpu:
-        for k in KERNELS:
-            sd[k] = math.hypot(sd[k], scatter_of(d.machine))
+    sd = spreads(d)
+    if cpu:
+        sd = {k: max(v, CPU_SD[k]) for k, v in sd.items()}
     if not d.model.experts:
         del sd["experts"]
     if d.layout.devices == 1 and d.split is None:
@@ -133,33 +130,38 @@ def prior_of(d: Deployment, cpu: bool) -> Prior:
     return Prior(sd)
 
 
+def spreads(d: Deployment) -> dict[str, float]:
+    """Log-sd of every multiplier before anything was measured, as the fits of operations leave it."""
+    family = d.engine.policy if d.engine.policy in FAMILIES else "vllm"
+    known = fitted.prior_of(d.machine, family).sd
+    found = {k: known.get(k, UNKNOWN_SD) for k in FIELDS}
+    return {**found, REPLY: found["frontend"]}
+
+
 def unsure(before: Deployment, after: Deployment, prior: Prior) -> dict[str, float]:
     """How much less the multipliers of ``before`` are known for ``after``, log-sd by name: what was found on one
     machine, model or engine holds of another only as far as these differ among themselves. A share of the prior's
     spread, since that is how the fits differ between configurations."""
-    out: dict[str, float] = {}
+    sd, out = spreads(after), dict[str, float]()
+
+    def add(names: Iterable[str], share: float) -> None:
+        out.update({k: math.hypot(out.get(k, 0.0), share * sd[k]) for k in names})
+
     if before.machine.name != after.machine.name:
-        scatter = math.hypot(scatter_of(before.machine), scatter_of(after.machine))
-        out.update({k: math.hypot(0.7 * FITTED_SD[k], scatter) for k in KERNELS})
-        out.update({k: 0.3 * FITTED_SD[k] for k in HOST})
-    if before.precision != after.precision:
-        narrow = ("weights", "compute", "experts") if before.precision.weights != after.precision.weights else ()
-        for k in (*narrow, *(("kv", "pairs") if before.precision.kv != after.precision.kv else ())):
-            out[k] = math.hypot(out.get(k, 0.0), 0.5 * FITTED_SD[k])
+        add(KERNELS, 0.7)
+        add(HOST, 0.3)
+    if before.precision.weights != after.precision.weights:
+        add(("weights", "compute", "experts"), 0.5)
+    if before.precision.kv != after.precision.kv:
+        add(("kv", "pairs"), 0.5)
     if before.model.name != after.model.name:
-        for k in prior.log_sd:
-            out[k] = math.hypot(out.get(k, 0.0), 0.4 * FITTED_SD[k])
+        add((*KERNELS, *HOST), 0.4)
     if before.engine.policy != after.engine.policy:
-        for k in prior.log_sd:
-            out[k] = math.hypot(out.get(k, 0.0), (1.0 if k in HOST else 0.4) * FITTED_SD[k])
+        add(KERNELS, 0.4)
+        add(HOST, 1.0)
     if before.layout != after.layout:
-        out["link"] = math.hypot(out.get("link", 0.0), 0.5 * FITTED_SD["link"])
+        add(("link",), 0.5)
     return {k: v for k, v in out.items() if k in prior.log_sd}
-
-
-def scatter_of(machine: Accelerator) -> float:
-    """How much less sure times are where another machine's kernels stand for its own (log-sd)."""
-    return 0.0 if machine.fit in machine.also else machine.scatter
 
 
 def _quantile(x: Any, q: float) -> float:
