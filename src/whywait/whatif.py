@@ -27,7 +27,7 @@ from whywait.physics.arch import arch_of
 from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
-from whywait.twin.asked import Asked, asked, drawn
+from whywait.twin.asked import Asked, asked, drawn, going_on
 from whywait.twin.baseline import Baseline, Fact, as_rows, baseline_of
 from whywait.twin.model import Twin, measured_figures, points_of, prior_of, unsure
 from whywait.twin.waits import Promise, Waiting, promises, waiting
@@ -260,10 +260,10 @@ def _with_energy(said: dict[str, float], power: float) -> dict[str, float]:
 
 def _loads(run: Run, ask: Ask, twin: Twin) -> tuple[Asked, ...]:
     if ask.load is None:
-        return twin.loads
+        return tuple(going_on(run, a) for a in twin.loads)
     mode, _, amount = ask.load.partition("=")
     same = [a for a in twin.loads if a.mode == mode and amount and f"{a.target:g}" == amount.strip()]
-    return tuple(same[:1]) or (drawn(run, twin.loads[-1], ask.load),)
+    return tuple(going_on(run, a) for a in same[:1]) or (drawn(run, twin.loads[-1], ask.load),)
 
 
 def _measured(loads: Sequence[Asked], seen: Sequence[Observed]) -> list[Observed | None]:

@@ -20,6 +20,7 @@ from whywait.load.recipe import Load, schedule_of
 from whywait.units import NS_PER_S, load_name
 
 LEAST, MOST = 200, 500  # requests of a point that are simulated: enough for its medians, and quick
+LONG, LEAST_GOING = 6, 48  # rounds, and requests, of a closed loop that a change is compared at
 WAVES = 8  # of a closed loop, where there is room for them
 
 
@@ -109,6 +110,15 @@ def drawn(run: Run, base: Asked, text: str, n: int | None = None, seed: int = 0)
     skip = min(round(target) if mode == "concurrency" else need // 10, need // 3)
     note = "sessions are not kept: each request stands alone" if base.schedule.has_sessions else ""
     return Asked(load_name(mode, target), mode, target, schedule, np.arange(need) >= skip, base.warm, note)
+
+
+def going_on(run: Run, a: Asked) -> Asked:
+    """The same closed loop gone on with for ``LONG`` rounds, where its requests stand alone: a measured one that ends
+    after a few requests is mostly its beginning, of which a change (a cache that has to fill first) tells little."""
+    need = max(LEAST_GOING, math.ceil(LONG * a.target))
+    if a.mode != "concurrency" or a.schedule.has_sessions or len(a.schedule) >= need:
+        return a
+    return dataclasses.replace(drawn(run, a, f"concurrency={a.target:g}", need), name=a.name)
 
 
 def _known(first: Any, second: Any) -> Any:
