@@ -16,8 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from whywait import exam
 from whywait.core.run import Run
+from whywait.core.table import Table
 from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.lab.exam import Case, Point
 
@@ -27,7 +30,7 @@ CHAT: Final = RequestClass("default", 1.0, Lengths("uniform", 96, 224), Lengths(
 #: 512 of a prompt's tokens are the same in all.
 SHARED: Final = RequestClass("default", 1.0, Lengths("fixed", 576), Lengths("uniform", 16, 32), shared=512 / 576)
 LLAMA_S: Final = {1: 15.0, 4: 25.0, 16: 45.0, 32: 60.0}
-VLLM_S: Final = {1: 12.0, 4: 12.0, 16: 15.0, 32: 20.0}
+VLLM_S: Final = {1: 20.0, 4: 20.0, 16: 20.0, 32: 25.0}
 
 
 def _case(name: str, engine: str, kind: RequestClass, seconds: dict[int, float], settings: dict[str, Any]) -> Case:
@@ -37,7 +40,7 @@ def _case(name: str, engine: str, kind: RequestClass, seconds: dict[int, float],
 
 def cases() -> Iterator[Case]:
     llama16 = {n: s for n, s in LLAMA_S.items() if n < 32}
-    vllm16 = {n: s for n, s in VLLM_S.items() if n < 32}
+    vllm16 = {1: 12.0, 4: 12.0, 16: 15.0}
     for repeat in REPEATS:
         for places in (2, 8):
             yield _case(f"llama-slots-{places}-{repeat}", "embedded", CHAT, LLAMA_S, {"slots": places})
@@ -54,9 +57,10 @@ def keep(folder: Path, out: Path) -> None:
         if not (folder / case.name / exam.NOTE).exists():
             continue
         run = Run.load(folder / case.name)
-        none = {name: table.where([False] * len(table)) for name, table in (("chunks", run.chunks), ("readings", run.readings))}
+        requests = run.requests.replace(trace_id=np.full(len(run.requests), None, dtype=object))
+        bare = dataclasses.replace(run, requests=requests, chunks=Table.empty("chunks"), readings=Table.empty("readings"))
         note = json.loads((folder / case.name / exam.NOTE).read_text(encoding="utf-8"))
-        exam.save(dataclasses.replace(run, **none), out / case.name, {**note, "settings": dict(case.settings)})
+        exam.save(bare, out / case.name, {**note, "settings": dict(case.settings)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
