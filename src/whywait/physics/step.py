@@ -86,7 +86,7 @@ class StepWork(NamedTuple):
     window_pairs: Floats
 
 
-def step_cost(
+def step_cost(  # noqa: PLR0917
     arch: Arch,
     machine: Accelerator,
     precision: Precision,
@@ -105,11 +105,13 @@ def step_cost(
 
 def total(parts: StepParts) -> StepCost:
     """Resources added up."""
-    summed = {f: v.sum(axis=0) if isinstance(v, np.ndarray) and f != "grid" else v for f, v in parts._asdict().items()}
-    return StepCost(**{f: float(v) if np.ndim(v) == 0 and f != "window" else v for f, v in summed.items()})
+    p = parts
+    return StepCost(p.grid, p.linear_s.sum(axis=0), *(float(v.sum()) for v in (p.step_s, p.prefill_step_s, p.seq_s, p.kv_s,
+                    p.window_s)), p.window, *(float(v.sum()) for v in (p.prefill_seq_s, p.pair_s, p.window_pair_s)),
+                    p.floor_s, p.floor_seq_s)  # fmt: skip
 
 
-def step_parts(
+def step_parts(  # noqa: PLR0917
     arch: Arch,
     machine: Accelerator,
     precision: Precision,
