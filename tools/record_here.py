@@ -1,4 +1,4 @@
-"""Record the runs that test the simulator's what-ifs on real engines: ``python tools/record_here.py OUT [--vllm PYTHON]``.
+"""Record runs that test what-ifs on real engines: ``python tools/record_here.py OUT [--vllm PYTHON]``.
 
 The embedded llama.cpp and, with ``--vllm``, vLLM on the CPU are driven at several concurrencies, with few and with many
 places, with the prefix cache off and on. Each is measured twice (``-a``, ``-b``): what two measurements of the same
@@ -20,8 +20,8 @@ import numpy as np
 
 from whywait import exam
 from whywait.core.run import Run
-from whywait.core.table import Table
 from whywait.core.schedule import Lengths, RequestClass, Workload
+from whywait.core.table import Table
 from whywait.lab.exam import Case, Point
 
 REPEATS: Final = ("a", "b")
@@ -58,7 +58,9 @@ def keep(folder: Path, out: Path) -> None:
             continue
         run = Run.load(folder / case.name)
         requests = run.requests.replace(trace_id=np.full(len(run.requests), None, dtype=object))
-        bare = dataclasses.replace(run, requests=requests, chunks=Table.empty("chunks"), readings=Table.empty("readings"))
+        bare = dataclasses.replace(
+            run, requests=requests, chunks=Table.empty("chunks"), readings=Table.empty("readings")
+        )
         note = json.loads((folder / case.name / exam.NOTE).read_text(encoding="utf-8"))
         exam.save(bare, out / case.name, {**note, "settings": dict(case.settings)})
 
@@ -68,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="folder of the recordings")
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment that has vLLM")
     parser.add_argument("--only", default="*", metavar="GLOB", help="names of cases")
-    parser.add_argument("--wait", type=float, default=exam.QUIET_WAIT_S, metavar="S", help="for a quiet machine, at most")
+    parser.add_argument(
+        "--wait", type=float, default=exam.QUIET_WAIT_S, metavar="S", help="for a quiet machine, at most"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy what there is, thinned; record nothing")
     args = parser.parse_args(argv)
     if args.keep:

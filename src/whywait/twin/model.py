@@ -91,6 +91,8 @@ class Twin:
 
     def joules(self, multipliers: Mapping[str, float], a: Asked) -> float:
         """Watts of all devices over a load; NaN where the machine's power is not known."""
+        if self.deployment.machine.tdp_w is None:
+            return math.nan
         found = service.figures(self.at(multipliers), a.schedule, a.mode, a.target, 0, options=self.options(a, "steps"))
         return float(found.get("power_w") or math.nan)
 
