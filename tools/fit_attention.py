@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from least import bounded
 from numpy.typing import NDArray
 from op_tables import Floats, Table, newest
-from scipy.optimize import nnls
 from whywait.physics import rooflines as r
 from whywait.physics.machines import Accelerator
 
@@ -114,7 +114,7 @@ def _solve(terms: Floats, seconds: Floats) -> Floats:
     weight = 1 / seconds
     value = np.zeros(terms.shape[1])
     for _ in range(8):
-        value, _ = nnls(terms / scale * weight[:, None], seconds * weight)
+        value = bounded(terms / scale * weight[:, None], seconds * weight)
         off = np.abs(terms / scale @ value - seconds) / seconds
         weight = 1 / seconds / np.sqrt(np.maximum(off, 0.03))
     return np.asarray(value / scale, dtype=float)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from least import bounded
 from op_tables import Floats, Table, newest, read
-from scipy.optimize import nnls
 from whywait.physics import rooflines as r
 from whywait.physics.hats import evaluate, weights
 
@@ -72,6 +72,6 @@ def _rate(terms: Floats, seconds: Floats) -> Floats:
     weight = 1 / seconds
     value = np.zeros(2)
     for _ in range(8):
-        value, _ = nnls(terms * weight[:, None], seconds * weight)
+        value = bounded(terms * weight[:, None], seconds * weight)
         weight = 1 / seconds / np.sqrt(np.maximum(np.abs(terms @ value / seconds - 1), 0.03))
     return np.asarray(value, dtype=float)

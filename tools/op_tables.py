@@ -70,7 +70,7 @@ def _gated(table: Table) -> NDArray[np.bool_]:
     """Experts of three matrices: those of the Nemotron family have two."""
     inter, chosen = table.number("inter_size"), table.number("topk")
     plain = np.char.find(table.text("kernel_source"), "nongated") >= 0
-    return ~(plain | (inter == 1856) | (inter == 2688) | (chosen == 22))
+    return np.asarray(~(plain | (inter == 1856) | (inter == 2688) | (chosen == 22)), dtype=bool)
 
 
 def _order(version: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

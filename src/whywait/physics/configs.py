@@ -73,7 +73,7 @@ def arch_of_config(config: Mapping[str, Any], name: str) -> Arch:
     )  # fmt: skip
 
 
-def _windows(c: Mapping[str, Any], layers: int) -> dict[str, int]:
+def _windows(c: Mapping[str, Any], layers: int) -> dict[str, Any]:
     window = c.get("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool) or not c.get("use_sliding_window", True):
         return {}
@@ -86,7 +86,7 @@ def _windows(c: Mapping[str, Any], layers: int) -> dict[str, int]:
     return {"window": window, "window_layers": count} if count else {}
 
 
-def _linear(c: Mapping[str, Any], layers: int, get: Any) -> dict[str, int]:
+def _linear(c: Mapping[str, Any], layers: int, get: Any) -> dict[str, Any]:
     kinds = c.get("layer_types")
     every = get("full_attention_interval")
     if isinstance(kinds, list):

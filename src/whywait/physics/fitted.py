@@ -88,7 +88,7 @@ def prior_of(machine: Accelerator, family: str = "vllm") -> Prior:
     measured = machine.fit in found["machines"]
     sd = {}
     for name, base in found["service_sd"].items():
-        errors = [e["median"] for e in found["errors"] if e["machine"] == machine.fit and e["op"] == ops.get(name)]
+        errors = [e[6] for e in found["errors"] if e[0] == machine.fit and e[1] == ops.get(name)]
         own = 1.48 * sorted(errors)[len(errors) // 2] if errors else (0.25 if name in ops and not measured else 0.0)
         sd[name] = math.hypot(base, own, machine.scatter if name in ops else 0.0)
     known = {f.name for f in fields(Efficiency)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whywait.physics.arch import Arch
-from whywait.physics.dtypes import bytes_of as bytes_of
+from whywait.physics.dtypes import bytes_of
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.ops import expert_type, head_types, operations, shards
 
