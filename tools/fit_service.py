@@ -198,7 +198,7 @@ def precision_of(row: Mapping[str, str]) -> Precision:
         return Precision("bf16", "bf16", "bf16", "mxfp4")
     if kind == "int4":
         return Precision("bf16", "bf16", "bf16", "int4_wo")
-    if kind == "bf16":
+    if kind == "bf16" or (not kind and "fp8" not in model):  # not said: what the checkpoint of that name holds
         return Precision()
     kv = "fp8" if row["system"].startswith("b") or row["backend"] == "trtllm" else "bf16"
     if kind == "fp4":

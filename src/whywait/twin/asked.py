@@ -80,6 +80,19 @@ def asked(run: Run, o: Observed) -> Asked:
     return Asked(o.name, o.mode, target, schedule.take(order), counted[order], _workload(run).cache == "warm", note)
 
 
+def longer(a: Asked) -> Asked:
+    """A closed loop that goes on for ``WAVES`` waves at least, its requests again and again: what only the first of
+    them pay (a cold cache, the start together) weighs little then, as in a service that runs for hours. Sessions and
+    open loops stay as they were asked."""
+    n, need = len(a.schedule), int(min(max(LEAST, WAVES * a.target), MOST))
+    if a.mode != "concurrency" or a.schedule.has_sessions or n >= need:
+        return a
+    picked = a.schedule.take(np.arange(need) % n)
+    ids = np.arange(need, dtype=np.int64)
+    counted = ids >= min(max(round(a.target), need // 5), need // 2)
+    return dataclasses.replace(a, schedule=dataclasses.replace(picked, id=ids), counted=counted)
+
+
 def drawn(run: Run, base: Asked, text: str, n: int | None = None, seed: int = 0) -> Asked:
     """Another load of the same requests: ``concurrency=64`` or ``rate=8`` (requests per second, Poisson), in an order
     drawn by ``seed``, again and again where more are needed. The first seed keeps the order.
