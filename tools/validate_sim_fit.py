@@ -1,19 +1,25 @@
 """Calibrates the simulator on the record: one configuration on a few of its loads, and the spread over configurations.
 
 The population: multipliers of a configuration are drawn around the mean of its engine, ``theta_g ~ N(mu_engine, D)``
-with ``D`` diagonal and common to all engines; ``mu`` and ``D`` by expectation and maximisation over the linear models of
-the configurations (Dempster, Laird & Rubin 1977), each around the present means, which are then moved and looked at anew.
+with ``D`` diagonal and common to all engines; ``mu`` and ``D`` by expectation and maximisation over the linear models
+of the configurations (Dempster, Laird & Rubin 1977), each around the present means, which are then moved and looked at
+anew.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+import whywait.physics.fitted as shipped
+from validate_sim_recipes import deployment_of
+from validate_sim_record import Row, anchors
+from validate_sim_replay import TPOT, TTFT, measured, moved, predict
 from whywait.errors import WhywaitError
 from whywait.judge.calibrate import Calibration, Knobs, Point, Prior, Seen, correlation, family, prior_only
 from whywait.judge.calibrate_check import Interval, predictions
@@ -21,17 +27,29 @@ from whywait.judge.calibrate_fit import Linear, calibrate
 from whywait.sim.capacity import capacity
 from whywait.twin.model import REPLY
 
-from validate_sim_recipes import deployment_of
-from validate_sim_record import Row, anchors
-from validate_sim_replay import TPOT, TTFT, measured, moved, predict
-
 DRAWS = 8
 #: Log-sd of a configuration's multipliers before the record was looked at.
 FIRST_SD = {"weights": 0.12, "compute": 0.15, "experts": 0.25, "kv": 0.2, "pairs": 0.25, "link": 0.3, "step": 0.4,
-            "sequence": 0.5, "token": 0.5, "prefill_step": 1.0, "frontend": 0.7, REPLY: 0.7, "kv_space": 0.03}  # fmt: skip
+            "sequence": 0.5, "token": 0.5, "prefill_step": 1.0, "frontend": 0.7, REPLY: 0.7,
+            "kv_space": 0.08}  # fmt: skip
 ENGINES = ("vllm", "sglang", "trtllm")
 NAMES = tuple(FIRST_SD)
 _LEAST_SD, _MOST_SD = 0.03, 1.0
+
+
+@contextmanager
+def operations_only() -> Iterator[None]:
+    """Within it the simulator knows the measured operations, and of services only what was assumed before any was seen:
+    what ships was fitted on all services of the record, and would have seen those it is tried on."""
+    original = shipped.fitted
+    bare = {**original(), "service": {}, "host": {"default": original()["host"]["default"]}}
+    shipped.fitted = lambda: bare  # type: ignore[assignment]
+    shipped.fit_of.cache_clear()
+    try:
+        yield
+    finally:
+        shipped.fitted = original
+        shipped.fit_of.cache_clear()
 
 
 class Asker:
@@ -85,7 +103,7 @@ def first_guess() -> Population:
 def space_sd(row: Row) -> float:
     """Log-sd of the KV space: a gigabyte more or less of working space is much where the weights leave little."""
     try:
-        return 1e9 / max(capacity(deployment_of(row)).kv_bytes, 1e9)
+        return 1.5e9 / max(capacity(deployment_of(row)).kv_bytes, 1e9)
     except WhywaitError:
         return 1.0
 
@@ -155,7 +173,9 @@ def _maximised(models: Mapping[str, tuple[str, Linear]], start: Population, roun
     for _ in range(rounds):
         solved: dict[str, tuple[str, Calibration]] = {}
         for g, (engine, one) in models.items():
-            prior = Prior({k: found.sd[k] for k in one.prior.names}, {k: found.mean[engine][k] for k in one.prior.names})
+            prior = Prior(
+                {k: found.sd[k] for k in one.prior.names}, {k: found.mean[engine][k] for k in one.prior.names}
+            )
             model = Linear(one.points, one.rows, one.at_zero, one.slopes, one.noise, prior, found.knobs(), one.alike)
             solved[g] = engine, model.solved("posterior", 2)
         found = _moments(list(solved.values()), found)
@@ -167,7 +187,12 @@ def _moments(solved: Sequence[tuple[str, Calibration]], start: Population) -> Po
     mean = {e: dict(m) for e, m in start.mean.items()}
     sd = dict(start.sd)
     for name in NAMES:
-        got = [(e, float(c.mean[j]), float(c.cov[j, j])) for e, c in solved if name in c.names for j in [c.names.index(name)]]
+        got = [
+            (e, float(c.mean[j]), float(c.cov[j, j]))
+            for e, c in solved
+            if name in c.names
+            for j in [c.names.index(name)]
+        ]
         if not got:
             continue
         between = 0.5 * FIRST_SD[name]  # of engines among themselves
@@ -176,8 +201,8 @@ def _moments(solved: Sequence[tuple[str, Calibration]], start: Population) -> Po
             weight = len(mine) / sd[name] ** 2
             mean[e][name] = weight * float(np.mean(mine)) / (weight + between**-2)
         variance = float(np.mean([(m - mean[e][name]) ** 2 + v for e, m, v in got]))
-        prior_weight = 3.0  # configurations' worth of the guess before
-        pooled = (len(got) * variance + prior_weight * (0.5 * FIRST_SD[name]) ** 2) / (len(got) + prior_weight)
+        prior_weight = 5.0  # configurations' worth of the guess before: a few are far out
+        pooled = (len(got) * variance + prior_weight * FIRST_SD[name] ** 2) / (len(got) + prior_weight)
         sd[name] = min(max(math.sqrt(pooled), _LEAST_SD), _MOST_SD)
     wrong: dict[str, float] = {}
     for f in {family(m) for _, c in solved for _, m in c.rows}:
@@ -200,7 +225,9 @@ class Guess:
         return self.predicted.median / self.measured - 1
 
 
-def calibrated(rows: Sequence[Row], pop: Population, choose: Callable[[Sequence[Row]], list[Row]] = anchors) -> list[Guess]:
+def calibrated(
+    rows: Sequence[Row], pop: Population, choose: Callable[[Sequence[Row]], list[Row]] = anchors
+) -> list[Guess]:
     """Case 1: calibrated on a few loads, every other one predicted."""
     use = choose(rows)
     asker = Asker([*use, *(r for r in rows if r not in use)])
@@ -236,5 +263,3 @@ def folds(configs: Mapping[str, Sequence[Row]], n: int) -> list[tuple[list[str],
 def shared(argument: str | None) -> Path:
     """The folder of the record: as given, or beside the repository."""
     return Path(argument) if argument else Path(__file__).resolve().parents[2] / "shared" / "measured"
-
-

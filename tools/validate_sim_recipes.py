@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from validate_sim_record import Part, Row
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import machine
 from whywait.sim.deployment import Deployment, Engine, Split
 from whywait.sim.engines import engine_of
 
-from validate_sim_record import Part, Row
-
-SYSTEMS = {"h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200", "gb300": "gb300"}
+SYSTEMS = {
+    "h100_sxm": "h100",
+    "h200_sxm": "h200",
+    "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "gb200": "gb200",
+    "gb300": "gb300",
+}
 
 
 def deployment_of(row: Row) -> Deployment:
@@ -53,7 +59,9 @@ def _kv_type(row: Row) -> str:
         return "bf16" if hopper else "fp8"
     if "Kimi" in name:
         return "bf16" if hopper else "fp8"
-    if "Llama" in name and row.system == "h100_sxm":  # asked for in 8 bits; both its size and its reading are those of 16
+    if (
+        "Llama" in name and row.system == "h100_sxm"
+    ):  # asked for in 8 bits; both its size and its reading are those of 16
         return "bf16"
     if "Qwen3.5" in name and row.precision == "bf16":
         return "bf16"

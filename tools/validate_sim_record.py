@@ -116,7 +116,7 @@ def half(group: str) -> str:
 
 def anchors(rows: Sequence[Row], most: int = 4) -> list[Row]:
     """The loads a configuration is calibrated on: the lightest and the heaviest of the shape with the longest prompts
-    and of the one with the shortest; with one shape, its lightest, middle and heaviest. One row each, the first by id."""
+    and of the one with the shortest; of one shape, its lightest, middle and heaviest. One row each, the first by id."""
     shapes = sorted({(r.isl, r.osl) for r in rows})
     ends = [shapes[0], shapes[-1]] if len(shapes) > 1 else [shapes[0]]
     chosen: list[Row] = []
@@ -135,7 +135,8 @@ def _row(r: Mapping[str, str]) -> Row:
         r["id"], r["group"], r["model_path"], r["system"], r["backend"], r["backend_version"] or r["image"],
         r["precision"], r["gemm_quant_mode"], r["moe_quant_mode"], r["inferencex"] == "True", r["measured_date"],
         int(float(r["isl"])), int(float(r["osl"])), float(r["length_ratio_min"]) if r["length_ratio_min"] else None,
-        int(float(r["concurrency"] or 0)), _part(r, "decode_" if split else ""), _part(r, "prefill_") if split else None,
+        int(float(r["concurrency"] or 0)), _part(r, "decode_" if split else ""),
+        _part(r, "prefill_") if split else None,
         float(r["silicon_ttft_ms"] or "nan"), float(r["silicon_tpot_ms"] or "nan"), r["flag"],
     )  # fmt: skip
 

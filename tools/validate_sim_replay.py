@@ -1,4 +1,4 @@
-"""What the record's benchmark client did, done to a simulated service: closed loop, all of ``concurrency`` sent at once.
+"""What the record's benchmark client did, done to a simulated service: closed loop, all ``concurrency`` sent at once.
 
 The client (InferenceX ``benchmark_serving.py``) runs its warm-up to the end before it sends the first measured prompt,
 so that the measured 10 × C prompts begin with a burst of C on an idle engine; TTFT and TPOT are means over all of them.
@@ -12,13 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from validate_sim_record import Row
 from whywait.core.schedule import Schedule
 from whywait.sim import service
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import Options
 from whywait.twin.model import FIELDS, REPLY
-
-from validate_sim_record import Row
 
 TTFT, TPOT = "ttft_ms.mean", "tpot_ms.mean"
 PER_SLOT = 10  # prompts per place in the loop

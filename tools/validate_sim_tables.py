@@ -25,7 +25,8 @@ def cell(guesses: Sequence[Guess], metric: str) -> list[str]:
     inside = np.array([g.predicted.holds(g.measured) for g in mine])
     low, high = by_cluster(inside, [g.row.group for g in mine])
     return [f"{np.median(np.abs(error)):.1%}", f"{np.abs(error).mean():.1%}", f"{np.median(error):+.1%}",
-            f"{inside.mean():.0%} ({low:.0%}–{high:.0%})", f"{len({g.row.group for g in mine})} / {len(mine)}"]  # fmt: skip
+            f"{inside.mean():.0%} ({low:.0%}–{high:.0%})",
+            f"{len({g.row.group for g in mine})} / {len(mine)}"]  # fmt: skip
 
 
 def by_cluster(inside: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], groups: Sequence[str]) -> tuple[float, float]:
@@ -40,9 +41,20 @@ def by_cluster(inside: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], groups: 
     return float(np.quantile(shares, 0.025)), float(np.quantile(shares, 0.975))
 
 
-def summary(guesses: Sequence[Guess], scopes: Mapping[str, Callable[[Guess], bool]], expected: Mapping[str, str]) -> str:
+def summary(
+    guesses: Sequence[Guess], scopes: Mapping[str, Callable[[Guess], bool]], expected: Mapping[str, str]
+) -> str:
     """A line per scope and metric."""
-    head = ["of", "metric", "expected", "median abs. error", "mean", "median error", "80 % interval covers", "groups / rows"]
+    head = [
+        "of",
+        "metric",
+        "expected",
+        "median abs. error",
+        "mean",
+        "median error",
+        "80 % interval covers",
+        "groups / rows",
+    ]
     lines = []
     for name, keep in scopes.items():
         mine = [g for g in guesses if keep(g)]

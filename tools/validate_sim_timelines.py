@@ -18,6 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from validate_sim_fit import FIRST_SD
+from validate_sim_replay import moved
+from validate_sim_tables import table
 from whywait.core.schedule import Schedule
 from whywait.judge.calibrate import Knobs, Point, Prior, Seen
 from whywait.judge.calibrate_fit import calibrate
@@ -28,10 +31,6 @@ from whywait.sim import service
 from whywait.sim.deployment import Deployment
 from whywait.sim.engines import engine_of
 from whywait.sim.loads import Options
-
-from validate_sim_fit import FIRST_SD
-from validate_sim_replay import moved
-from validate_sim_tables import table
 
 Floats = NDArray[np.float64]
 CALIBRATED_ON, PARTS = 100, 4
@@ -57,7 +56,11 @@ class Timeline:
 
     def values(self) -> dict[str, Floats]:
         n = np.maximum(self.schedule.output_tokens - 1, 1)
-        return {"TTFT": self.first - self.arrived, "TPOT": (self.last - self.first) / n, "queue": self.scheduled - self.arrived}
+        return {
+            "TTFT": self.first - self.arrived,
+            "TPOT": (self.last - self.first) / n,
+            "queue": self.scheduled - self.arrived,
+        }
 
 
 def read(folder: Path, name: str) -> Timeline:
@@ -92,9 +95,9 @@ def _schedule(rows: list[dict[str, Any]], prompts: list[list[int]], arrived: Flo
             digest.update(np.array(ids[k * size : (k + 1) * size], np.int64).tobytes())
             chain.append(int.from_bytes(digest.digest()[:7], "big"))
         blocks.append(tuple(chain))
-    lengths = (np.array([r[k] for r in rows], np.int64) for k in ("input_toks", "output_toks"))
+    prompt, answer = (np.array([r[k] for r in rows], np.int64) for k in ("input_toks", "output_toks"))
     due = (arrived * 1e9).round().astype(np.int64)
-    return Schedule(np.arange(n), np.zeros(n, np.int64), *lengths, due, blocks=tuple(blocks), block_tokens=size)
+    return Schedule(np.arange(n), np.zeros(n, np.int64), prompt, answer, due, blocks=tuple(blocks), block_tokens=size)
 
 
 def _deployment(device: str, meta: Mapping[str, Any]) -> Deployment:
@@ -172,10 +175,10 @@ def errors(run: Timeline, sim: Replay) -> tuple[list[list[str]], list[float], li
     for key, name in (("running", "running"), ("waiting", "waiting"), ("kv_cache_pct", "KV %")):
         a, b = run.series[key], sim.series[key]
         if a.mean() > 0:
-            off = float(b.mean() / a.mean() - 1)
-            away = float(np.abs(b - a).mean() / a.mean())
-            lines.append(["over time", name, f"{a.mean():.3g} / {b.mean():.3g} ({off:+.1%})", f"off by {away:.1%} on average", ""])
-            means.append(abs(off))
+            bias = float(b.mean() / a.mean() - 1)
+            away = f"off by {float(np.abs(b - a).mean() / a.mean()):.1%} on average"
+            lines.append(["over time", name, f"{a.mean():.3g} / {b.mean():.3g} ({bias:+.1%})", away, ""])
+            means.append(abs(bias))
     return lines, means, tails
 
 
@@ -187,5 +190,8 @@ def texts(folder: Path) -> dict[str, str]:
         lines, _, _ = errors(run, replay(run, found))
         moved_text = ", ".join(f"{k} × {v:.2f}" for k, v in found.items())
         head = ["requests", "metric", "mean: measured / simulated", "median", "p99"]
-        out.append(f"{name.replace('/', ', ')}, calibrated on its first {CALIBRATED_ON} requests ({moved_text}):\n\n{table(head, lines)}")
+        out.append(
+            f"{name.replace('/', ', ')}, calibrated on its first {CALIBRATED_ON} requests ({moved_text}):\n\n"
+            f"{table(head, lines)}"
+        )
     return {"case 3": "\n\n".join(out)}
