@@ -92,9 +92,19 @@ def _trtllm(row: Row, e: Engine) -> Engine:
         short = row.isl == 1024 and row.osl == 1024 and tp < 8
         return replace(e, token_budget=16384, wait_steps=20 if short else 0, wait_share=0.9)
     if "gpt-oss" in name:
-        return replace(e, token_budget=20000, max_seqs=512, memory_share=0.85)
+        return _balanced(row, replace(e, token_budget=20000, max_seqs=512, memory_share=0.85))
     tokens = max(8192, (row.concurrency + row.isl + 64 + 63) // 64 * 64)
-    return replace(e, token_budget=tokens, memory_share=0.75 if row.system == "h200_sxm" else 0.8)
+    e = replace(e, token_budget=tokens, memory_share=0.75 if row.system == "h200_sxm" else 0.8)
+    return _balanced(row, e)
+
+
+def _balanced(row: Row, e: Engine) -> Engine:
+    """Attention over ``dp`` parts with ``enable_balance``: prompts wait until every part has one, ``timeout_iters`` 60."""
+    dp = row.part.dp
+    if dp == 1:
+        return e
+    budget = e.token_budget * dp
+    return replace(e, token_budget=budget, wait_steps=60, wait_share=min(0.9, 0.9 * dp * row.isl / budget))
 
 
 def _sglang(row: Row, e: Engine) -> Engine:
@@ -121,6 +131,6 @@ def _unnamed(row: Row, e: Engine) -> Engine:
     ``LOOKED_AT``), which is what a token limit of prompt + batch does, as its generator sets it for TensorRT-LLM; the
     batch limit is the row's, in the runs of Llama-3.1-8B one less than what the client keeps in flight."""
     if row.backend == "sglang":
-        return e
+        return replace(e, max_seqs=max(128, row.concurrency))
     seqs = row.concurrency - 1 if row.arch.name == "meta-llama/Llama-3.1-8B" and row.backend == "trtllm" else 1024
     return replace(e, max_seqs=max(1, seqs), token_budget=row.isl + row.concurrency)

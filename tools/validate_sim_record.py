@@ -146,5 +146,11 @@ def _part(r: Mapping[str, str], prefix: str) -> Part:
         text = r.get(prefix + name) or ""
         return int(float(text)) if text else 1
 
-    dp = number("attention_dp_size")
-    return Part(number("num_workers") if prefix else 1, number("tp_size"), number("pp_size"), dp, number("moe_ep_size"))
+    tp, dp, ep = number("tp_size"), number("attention_dp_size"), max(1, number("moe_ep_size"))
+    if not prefix and dp > 1:
+        # Columns of these rows multiply up to more devices than there were: launched as tp=1, dp = all, experts over all.
+        label = r.get("tp_label") or ""
+        devices = int(float(label)) if label else tp if tp > 1 else min(dp, number("moe_tp_size") * ep)
+        devices = min(devices, 8)
+        tp, dp, ep = 1, devices, devices if ep > 1 else 1
+    return Part(number("num_workers") if prefix else 1, tp, number("pp_size"), dp, ep)
