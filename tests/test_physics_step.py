@@ -207,3 +207,11 @@ def test_every_machine_and_family_has_a_cost_and_a_spread():
     assert "measured" in measured.basis
     assert "standing" in standing.basis
     assert "data sheet" in sheet.basis
+
+
+def test_a_cpu_does_what_was_measured_on_it():
+    """Llama-2 7B Q4_0 by llama.cpp on a Core i9-13900K: 54.7 ms a token, 18.1 ms a token of a prompt of 512
+    (https://github.com/ggml-org/llama.cpp/issues/34)."""
+    cost = step_cost(arch_of("Llama-2-7b"), machine("cpu"), Precision("q4_0"), Layout(), Efficiency(family="llama.cpp"))
+    assert seconds(cost, steps(decode(1, 64)))[0] == pytest.approx(0.0547, rel=0.1)
+    assert seconds(cost, steps((512, 0, 0, 0, 1, 512 * 256, 0)))[0] / 512 == pytest.approx(0.0181, rel=0.15)
