@@ -30,7 +30,9 @@ Scenario = tuple[Load, list[Pool], list[StepCost], Settings]
 def cost(window: int = 0, floor_s: float = 0.0, **given: float) -> StepCost:
     """A step that costs a little of everything."""
     grid = np.unique(np.round(np.geomspace(1, 4096, 20)).astype(np.int64))
-    whole = StepCost(grid, 0.005 + 0.00002 * grid, 0.001, 0.0005, 1e-5, 2e-8, 0.0, window, 1e-4, 1e-9, 0.0, floor_s, 0.0)
+    whole = StepCost(
+        grid, 0.005 + 0.00002 * grid, 0.001, 0.0005, 1e-5, 2e-8, 0.0, window, 1e-4, 1e-9, 0.0, floor_s, 0.0
+    )
     if window:
         whole = whole._replace(window_s=3e-8, window_pair_s=1e-9)
     if floor_s:
@@ -60,7 +62,8 @@ def chained(load: Load, chains: Sequence[Sequence[int]]) -> Load:
 
 
 def random_load(rng: np.random.Generator, n: int, block: int, shared: bool, sessions: bool) -> Load:
-    """Poisson arrivals; where asked, beginnings in common, and later turns that go on from an earlier request's answer."""
+    """Poisson arrivals; where asked, beginnings in common, and later turns that go on from an earlier request's
+    answer."""
     rate = float(rng.choice([2, 20, 200]))
     prompt, output = rng.integers(1, 400, n), rng.integers(1, 120, n)
     after, chains = np.full(n, -1, np.int64), []

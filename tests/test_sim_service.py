@@ -12,12 +12,14 @@ from whywait import app, simulating
 from whywait.core.check import violations
 from whywait.core.run import Run
 from whywait.core.schedule import Schedule, Workload
+from whywait.errors import UsageError
 from whywait.load.recipe import Load, schedule_of
 from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.grid import Cell, grid, numbers
 from whywait.sim.loads import Options
-from whywait.sim.service import figures, simulate
+from whywait.sim.result import Point, run_of
+from whywait.sim.service import figures, run_point, simulate
 
 ALL = Options(keep="chunks")
 
@@ -37,6 +39,7 @@ def run(d: Deployment, load: Load, options: Options = ALL, **fields: object) -> 
 
 SHARED = {"prompt_tokens": "512", "shared": 0.5, "groups": 3}
 TURNS = {"prompt_tokens": "256", "turns": "3", "turn_tokens": "64", "think_ms": "200"}
+LONG = {"prompt_tokens": "300", "output_tokens": "200"}
 CASES = {
     "closed": ("", Load("concurrency", 8, 40), {}),
     "open": ("", Load("rate", 20, 60), {}),
@@ -187,3 +190,99 @@ def test_a_point_of_a_sweep_begins_after_the_one_before(small, tmp_path):
     assert again.points == found.points
     assert again.result.run == run_
     assert math.isfinite(found.points[0]["figures"]["usd_per_million_tokens"]["value"])
+
+
+def test_power_lies_between_idle_and_rated_and_the_counter_agrees_with_it(small):
+    found = run(techniques.apply("replicas=2", small), Load("rate", 5, 40))
+    rd = found.readings
+    assert set(rd["source"][rd["name"] == "power_watts"]) == {"gpu/0"}
+    watts = rd["value"][rd["name"] == "power_watts"]
+    joules = rd["value"][rd["name"] == "energy_joules_total"]
+    t = rd["asked_ns"][rd["name"] == "power_watts"] / 1e9
+    rated = 2 * (small.machine.tdp_w or 0)
+    assert 0.05 * rated < watts.min() < watts.max() <= rated
+    assert joules[-1] - joules[0] == pytest.approx((watts[1:] * np.diff(t)).sum(), rel=1e-6)
+    point = app.analysed(found, app.Path("x")).summary["points"][0]
+    assert point["energy_j_per_request"] == pytest.approx(joules[-1] / 40, rel=0.05)
+    assert point["memory_bytes"] < 2 * small.machine.memory_bytes
+
+
+def test_power_of_the_figures_is_that_of_the_run(small):
+    s = plan(Load("concurrency", 8, 120), prompt_tokens="512")
+    o = Options("chunks")
+    told = figures(small, s, "concurrency", 8, options=o)
+    point = app.analysed(simulate(small, s, "concurrency", 8, options=o), app.Path("x")).summary["points"][0]
+    assert told["power_w"] == pytest.approx(point["power_w"], rel=0.03)
+    sampled = figures(small, s, "concurrency", 8, options=Options("sample"))
+    assert sampled["power_w"] == pytest.approx(told["power_w"], rel=0.05)
+    capped = figures(techniques.apply("power-cap=300", small), s, "concurrency", 8, options=o)
+    assert capped["power_w"] <= 300
+    assert np.nanmean(capped["ttft_s"]) > np.nanmean(told["ttft_s"])
+
+
+def test_devices_of_one_replica_talk_and_single_ones_do_not(small):
+    shares = {}
+    for how in ("", "tp=4"):
+        found = run(techniques.apply(how, small), Load("concurrency", 8, 40), prompt_tokens="512")
+        shares[how] = app.analysed(found, app.Path("x")).summary["points"][0]["occupancy"]["shares"]["communication"]
+    assert not shares[""]
+    assert 0.01 < shares["tp=4"] < 0.9
+
+
+def test_equal_beginnings_are_read_from_the_cache_unless_it_is_off(small):
+    load = Load("concurrency", 4, 24)
+    on, off = run(small, load, **SHARED), run(techniques.apply("prefix-cache=off", small), load, **SHARED)
+    assert on.requests["cached_tokens"].sum() > 0.3 * on.requests["prompt_tokens"].sum()
+    assert off.requests["cached_tokens"].sum() == 0
+    assert on.requests["first_ns"].max() < off.requests["first_ns"].max()
+    warm = run(small, load, Options("chunks", warm=True), cache="warm", **SHARED)
+    assert (warm.requests["cached_tokens"] >= 256 - 16).all()
+    assert violations(warm) == []
+
+
+def test_what_the_device_has_no_room_for_comes_back_from_the_host(small):
+    """Sixteen beginnings in turn, of which the device holds a few: without a tier they thrash."""
+    tight = dataclasses.replace(small, engine=dataclasses.replace(small.engine, kv_blocks=600))
+    load, fields = (
+        Load("concurrency", 2, 96),
+        {"prompt_tokens": "1024", "shared": 0.9, "groups": 16, "output_tokens": "16"},
+    )
+    bare, tiered = (run(techniques.apply(how, tight), load, **fields) for how in ("", "kv-offload=host"))
+    assert bare.requests["cached_tokens"].sum() < 0.75 * tiered.requests["cached_tokens"].sum()
+    assert violations(tiered) == []
+
+
+def test_requests_longer_than_the_engine_takes_are_refused_and_counted(small):
+    d = dataclasses.replace(small, engine=dataclasses.replace(small.engine, max_context=4096, kv_blocks=100))
+    with pytest.raises(UsageError, match="KV space"):
+        run(d, Load("concurrency", 2, 8), prompt_tokens="2000")
+    d = techniques.apply("chunked-prefill=off,token-budget=512", small)
+    found = run(d, Load("concurrency", 2, 24), prompt_tokens="uniform(64,1024)")
+    outcome = np.array(found.requests.text("outcome"))
+    assert set(outcome) == {"ok", "http_error"}
+    whole = found.requests["prompt_tokens"] + found.requests["asked_output_tokens"]
+    assert ((whole > 512) == (outcome == "http_error")).all()
+    assert violations(found) == []
+
+
+def test_drafts_show_in_the_counters(small):
+    found = run(techniques.apply("spec-draft:drafts=3", small), Load("concurrency", 4, 40), output_tokens="100")
+    point = app.analysed(found, app.Path("x")).summary["points"][0]
+    d = techniques.apply("spec-draft:drafts=3", small)
+    assert d.speculation is not None
+    a = d.speculation.acceptance
+    assert point["acceptance"] == pytest.approx((a[0] + a[0] * a[1] + a[0] * a[1] * a[2]) / 3, rel=0.1)
+
+
+def test_the_judge_finds_what_was_put_in(small):
+    """A limit of places, want of KV and a slow host, each by its name and first."""
+    slow = dataclasses.replace(small, efficiency=dataclasses.replace(small.efficiency, step=20.0))
+    for d, cause in (
+        (techniques.apply("max-seqs=4", small), "slot limit"),
+        (dataclasses.replace(small, engine=dataclasses.replace(small.engine, kv_blocks=150)), "kv space"),
+        (slow, "host CPU"),
+    ):
+        loads = (Load("concurrency", 1, 40), Load("concurrency", 4, 60), Load("concurrency", 24, 120))
+        points = [Point(x.mode, x.target, *run_point(d, plan(x, **LONG), x.mode, x.target, options=ALL)) for x in loads]
+        verdicts = app.analysed(run_of(d, points, ALL), app.Path("x")).verdicts
+        assert (verdicts[0].cause, verdicts[0].state) == (cause, "holds"), cause

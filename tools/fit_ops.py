@@ -106,7 +106,7 @@ def products(
             floor = float(np.median(t.columns["latency"][(n * k < 3e6) & (m <= 64)]))
             if floor > _HOST_BOUND:
                 continue
-            if floor > 2 * _FLOOR:  # a kernel that quantises is timed with it: small kernels are counted by themselves
+            if floor > 1.6 * _FLOOR:  # a kernel that quantises is timed with it: small kernels are counted by themselves
                 t.columns["latency"] = np.maximum(t.columns["latency"] - (floor - _FLOOR), 0.7 * _FLOOR)
             done.add(kind)
             plain = r.product((m, n, k), kind, spec.read_bytes_per_s, spec.flops).total()  # type: ignore[arg-type]

@@ -27,8 +27,9 @@ from whywait.physics.arch import arch_of
 from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
-from whywait.twin.asked import Asked, asked, drawn, going_on
+from whywait.twin.asked import Asked, asked, drawn, longer
 from whywait.twin.baseline import Baseline, Fact, as_rows, baseline_of
+from whywait.twin.budget import fitted_budget
 from whywait.twin.model import Twin, measured_figures, points_of, prior_of, unsure
 from whywait.twin.waits import Promise, Waiting, promises, waiting
 
@@ -148,21 +149,29 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     prior = prior_of(base.deployment, base.cpu)
     found = calibrate(points_of(seen), twin.predict, prior, ask.knobs)
     checked = check(found, twin.predict, bound=ask.bound)
+    facts = base.facts
+    if found.calibrated and not checked.passes:
+        other = fitted_budget(twin, found, facts)
+        if other is not None:
+            twin, found, fact = other
+            checked = check(found, twin.predict, bound=ask.bound)
+            facts = (*(f for f in facts if f.what != fact.what), fact)
+            after = changed(twin.deployment, ask)
     refused = refusal(found, checked)
     compared = _Compared(twin, dataclasses.replace(twin, deployment=after), found, base.cpu)
     draws = ask.seeds or _draws(loads)
     said: list[Claim] = []
     for a, o in zip(loads, _measured(loads, seen), strict=True):
-        figures = measured_figures(run, o, slo, base.deployment) if o is not None else {}
+        figures = measured_figures(run, o, slo, twin.deployment) if o is not None else {}
         pairs = compared.pairs(a, o, draws, run)
-        said += claims(found, pairs, figures, refused, changed=after != base.deployment)
+        said += claims(found, pairs, figures, refused, changed=after != twin.deployment)
     waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]
     notes = _notes(base, loads, compared)
     if compiling > SLOW_S:
         notes.append(f"{compiling:.0f} s more to compile the simulator, which the next what-if will not need")
     return WhatIf(
-        name, ask, headline(ask.words, said, refused), refused, helps(found, checked) if refused else "", base.facts,
-        describe(base.deployment), describe(after), found, checked, tuple(said),
+        name, ask, headline(ask.words, said, refused), refused, helps(found, checked) if refused else "", facts,
+        describe(twin.deployment), describe(after), found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
     )  # fmt: skip
 
@@ -194,8 +203,8 @@ def refusal(found: Calibration, checked: Check) -> str:
         return "no load point could be left out"
     worst = max(checked.beyond, key=lambda m: abs(math.log(max(1 + m.error, 1e-9))))
     bound = checked.bound[worst.metric.partition(".")[0]]
-    return (f"the simulator misses {worst.metric} at {worst.point} by {100 * worst.error:+.1f} % when that load is left "
-            f"out (bound {100 * bound:.0f} %)")  # fmt: skip
+    miss = f"{worst.metric} at {worst.point} by {100 * worst.error:+.1f} %"
+    return f"the simulator misses {miss} when that load is left out (bound {100 * bound:.0f} %)"
 
 
 def describe(d: Deployment) -> str:
@@ -260,10 +269,10 @@ def _with_energy(said: dict[str, float], power: float) -> dict[str, float]:
 
 def _loads(run: Run, ask: Ask, twin: Twin) -> tuple[Asked, ...]:
     if ask.load is None:
-        return tuple(going_on(run, a) for a in twin.loads)
+        return tuple(longer(a) for a in twin.loads)
     mode, _, amount = ask.load.partition("=")
     same = [a for a in twin.loads if a.mode == mode and amount and f"{a.target:g}" == amount.strip()]
-    return tuple(going_on(run, a) for a in same[:1]) or (drawn(run, twin.loads[-1], ask.load),)
+    return tuple(longer(a) for a in same[:1]) or (drawn(run, twin.loads[-1], ask.load),)
 
 
 def _measured(loads: Sequence[Asked], seen: Sequence[Observed]) -> list[Observed | None]:

@@ -84,30 +84,6 @@ def statistics(name: str, values: Array) -> dict[str, float]:
     }
 
 
-def closed_window(sent: Array, first: Array, end: Array, target: int) -> tuple[float, float]:
-    """The steady part of a closed loop by its requests, in their unit: as :func:`window_of`, without a Run.
-
-    All arrays (requests,), in order of sending. From when the first ``target`` requests have their first token to the
-    first end that nobody replaces; the whole where nothing is left between.
-    """
-    n = len(sent)
-    low = float(np.nanmax(first[: min(target, n)]))
-    high = float(np.sort(end)[max(n - target, 0)])
-    return (low, high) if high > low else (float(sent.min()), float(end.max()))
-
-
-def tokens_between(first: Array, last: Array, tokens: Array, window: tuple[float, float]) -> float:
-    """Tokens per unit of time in a window, each request's spread evenly from its first to its last."""
-    low, high = window
-    if high <= low:
-        return math.nan
-    each = np.where(last > first, last - first, 1.0)
-    inside = np.clip(np.minimum(last, high) - np.maximum(first, low), 0.0, None) / each
-    at_once = (last <= first) & (first > low) & (first <= high)
-    share = np.where(last > first, inside, at_once)
-    return float(np.nansum(share * tokens)) / (high - low)
-
-
 def _point(run: Run, number: int) -> Observed | None:
     one = run.point(number)
     req = one.requests

@@ -143,6 +143,9 @@ class Calibration:
     slopes: Vector = field(default_factory=lambda: np.zeros((0, 0)))
     noise: Vector = field(default_factory=lambda: np.zeros(0))
     discrepancy: Mapping[str, float] = field(default_factory=dict)
+    evidence: float = (
+        -math.inf
+    )  # log density of what was seen with theta integrated out; of the same rows, more is better
     runs: int = 0  # how often the simulator was asked
     silent: tuple[str, ...] = ()  # "point: metric" that the simulator did not answer
 
@@ -204,7 +207,7 @@ class Calibration:
         out = dataclasses.asdict(self)
         for key in ("mean", "cov", "prior_sd", "prior_mean", "at_zero", "slopes", "noise"):
             out[key] = np.asarray(getattr(self, key)).tolist()
-        return {"version": _VERSION, **out}
+        return {"version": _VERSION, **out, "evidence": self.evidence if math.isfinite(self.evidence) else None}
 
     def save(self, path: str | Path) -> Path:
         file = Path(path)
@@ -278,6 +281,7 @@ def _from_dict(raw: Mapping[str, Any]) -> Calibration:
         found[key] = np.array(found[key], dtype=np.float64)
     found["slopes"] = np.array(found["slopes"], dtype=np.float64).reshape(-1, len(found["names"]))
     found["names"] = tuple(found["names"])
+    found["evidence"] = -math.inf if found.get("evidence") is None else float(found["evidence"])
     found["rows"] = tuple((int(i), str(m)) for i, m in found["rows"])
     found["silent"] = tuple(found["silent"])
     knobs = found["knobs"]

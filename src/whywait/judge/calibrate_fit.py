@@ -118,7 +118,7 @@ class Linear:
         mean, cov = self.posterior(scale, noise)
         return Calibration(
             kind, self.prior.names, mean, cov, self.prior.sd(), self.prior.mean(), self.knobs, self.points, self.rows,
-            self.at_zero, self.slopes, noise, scale,
+            self.at_zero, self.slopes, noise, scale, self._evidence(scale, noise),
         )  # fmt: skip
 
     def _evidence(self, scale: Mapping[str, float], noise: Vector) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -59,7 +59,17 @@ def fit_of(machine: Accelerator, family: str) -> Fit:
     """The coefficients for ``machine``; those of the one that stands for it (``Accelerator.fit``)."""
     found = fitted()
     plain = {**found["plain"]["default"], **found["plain"].get(machine.fit, {})}
+    service = found.get("service", {}).get(family, {})  # launches that graphs hide, small kernels that are fused
+    plain["launch"] *= service.get("launch", 1.0)
+    plain["small_s"] *= service.get("small", 1.0)
     return Fit(found["machines"].get(machine.fit, {}), plain, family)
+
+
+def served(efficiency: Efficiency) -> Efficiency:
+    """``efficiency`` with what whole services do beyond the sum of their operations (``fitted.json``, ``service``)."""
+    found = fitted().get("service", {}).get(efficiency.family, {})
+    names = ("weights", "compute", "experts", "kv", "pairs", "link")
+    return replace(efficiency, **{n: getattr(efficiency, n) * found.get(n, 1.0) for n in names})
 
 
 def host_of(family: str) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
-from whywait.physics.fitted import fit_of, host_of
+from whywait.physics.fitted import fit_of, host_of, served
 from whywait.physics.kernels import COMPUTE, HOST, KV, RESOURCES, Kernels
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
@@ -121,9 +121,10 @@ def step_parts(  # noqa: PLR0917
 ) -> StepParts:
     """``step_cost`` before its resources are added up."""
     ops = operations(arch, precision, layout)
-    kernels = Kernels(machine, efficiency, fit_of(machine, efficiency.family))
-    host = host_of(efficiency.family)
-    e, unit = efficiency, np.eye(len(RESOURCES))
+    e = served(efficiency)
+    kernels = Kernels(machine, e, fit_of(machine, e.family))
+    host = host_of(e.family)
+    unit = np.eye(len(RESOURCES))
     ways = layout.dp * layout.pp  # sequences spread over parts that work at the same time
     found = {
         name: np.zeros(5) for name in ("step", "seq", "kv", "window", "prefill_seq", "token", "pair", "window_pair")

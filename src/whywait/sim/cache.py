@@ -10,7 +10,7 @@ from typing import Any
 
 from whywait.sim.cache_list import append, drop, rest, unlink, wake_block
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import NOBODY, Cache, Engine, Request, Slot
+from whywait.sim.kernel_state import NOBODY, Cache, Engine, Request, Slot, World
 from whywait.sim.state import FIFO, LRU
 
 
@@ -115,8 +115,9 @@ def idle_run(cache: Cache, requests: Any, eng: Engine, blocks: int, owner: int) 
 
 
 @jit
-def give_back(cache: Cache, requests: Any, eng: Engine, row: int, blocks: int, resumes: bool) -> None:
+def give_back(w: World, eng: Engine, row: int, blocks: int, resumes: bool) -> None:
     """All ``blocks`` of a sequence, the last first; where it resumes it may find them again."""
+    cache, requests = w.cache, w.requests
     if eng.prefix_cache == 0:
         eng.free += blocks
         return
@@ -164,8 +165,8 @@ def register(cache: Cache, eng: Engine, one: Request, slot: Slot, tokens: int) -
 
 @jit
 def cached_blocks(cache: Cache, eng: Engine, one: Request, tokens: int) -> tuple[int, int, int]:
-    """Leading blocks of a prompt of ``tokens`` that need not be computed: on the device, of these idle ones, and after them in
-    the tiers. The last token is always computed, and so all of its block."""
+    """Leading blocks of a prompt of ``tokens`` that need not be computed: on the device, of these idle ones, and
+    after them in the tiers. The last token is always computed, and so all of its block."""
     if eng.prefix_cache == 0:
         return 0, 0, 0
     nodes, e = cache.nodes, eng.id

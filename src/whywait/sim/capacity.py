@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from whywait.errors import UsageError
+from whywait.physics.dtypes import bytes_of
 from whywait.physics.layout import Layout
-from whywait.physics.memory import bytes_of, kv_bytes_per_token, state_bytes, weights_bytes, window_kv_bytes
+from whywait.physics.memory import kv_bytes_per_token, state_bytes, weights_bytes, window_kv_bytes
 from whywait.sim.deployment import Deployment
 
 #: What an engine's process takes on every device beside weights and KV: CUDA context, communicators, graphs. Seen as
@@ -51,6 +52,7 @@ def capacity(d: Deployment, request_tokens: float | None = None, prefill: bool =
     layout = (d.split.prefill_layout if prefill and d.split else None) or d.layout
     check_layout(d, layout)
     check_dtype(d)
+    check_length(d, request_tokens or 0)
     found = _sizes(d, layout, request_tokens)
     if found.blocks < 1 or found.tokens < max(1.0, request_tokens or 1.0):
         raise _no_room(d, layout, found, request_tokens)
@@ -82,6 +84,20 @@ def check_layout(d: Deployment, layout: Layout) -> None:
         if layout.ep > layout.devices:
             raise UsageError(f"ep={layout.ep} needs as many devices; tp×pp×dp is {layout.devices}",
                              f"ep={layout.devices}, or a larger tp or dp")  # fmt: skip
+
+
+def check_length(d: Deployment, request_tokens: float) -> None:
+    """
+    Raises:
+        UsageError: a request is longer than the model's context, or than what the engine was told to take.
+    """
+    most = d.engine.max_context or d.model.max_context
+    if most and request_tokens > most:
+        raise UsageError(f"a request of {request_tokens:,.0f} tokens is longer than the {most:,} of {d.model.name}",
+                         "shorter prompts or answers, or another model")  # fmt: skip
+    if d.machine.memory_bytes <= 0 and d.engine.kv_blocks is None:
+        raise UsageError(f"the memory of {d.machine.name} is not known, so neither is its room for KV",
+                         "give --kv-blocks, or memory_gb in an entry of --catalog")  # fmt: skip
 
 
 def check_dtype(d: Deployment) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from whywait.errors import UsageError
+from whywait.physics.dtypes import bytes_of
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
-from whywait.physics.memory import bytes_of
 from whywait.sim.capacity import blocks_of
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier
 from whywait.sim.engines import engine_of
+from whywait.sim.loads import REACHED, cap_factor
 
 GIB, GB = 2.0**30, 1e9
 #: Chance that a draft token is accepted, given that all before it were: means over the published acceptance lengths of
@@ -31,12 +32,13 @@ DRAFTS = {"mtp": 2, "draft": 3, "ngram": 4}
 #: Time of a draft token as a share of a decode step: a head or an extra layer is one layer of many and the language
 #: head; a lookup costs host time only.
 DRAFT_SHARE = {"mtp": 0.06, "draft": 0.06, "ngram": 0.0}
-#: Tiers below the device by default: bytes per replica, bytes/s back, seconds of latency. Host: pinned memory over
-#: PCIe 5 at about half its rate; disk: one NVMe drive; remote: a 200 Gb/s NIC at about three quarters of its rate.
+#: Tiers below the device by default: bytes per replica, bytes/s back, seconds of latency. Disk: one NVMe drive. Host
+#: and remote memory: the rates of a machine whose PCIe and NIC are not known; else those at ``REACHED`` of their data
+#: sheet.
 TIERS: Mapping[str, tuple[float, float, float]] = {
-    "host": (256 * GIB, 30 * GB, 0.0005),
+    "host": (256 * GIB, 20 * GB, 0.0005),
     "disk": (4096 * GIB, 6 * GB, 0.001),
-    "remote": (4096 * GIB, 18 * GB, 0.002),
+    "remote": (4096 * GIB, 20 * GB, 0.002),
 }
 
 
@@ -172,6 +174,8 @@ def kv_offload(d: Deployment, args: Args) -> Deployment:
     if name not in TIERS:
         raise UsageError(f"{args.text!r}: there is no tier {name!r}", f"one of {', '.join(TIERS)}")
     size, rate, latency = TIERS[name]
+    wire = {"host": d.machine.host_bytes_per_s, "remote": d.machine.nic_bytes_per_s}.get(name)
+    rate = REACHED * wire if wire else rate
     tier = Tier(name, args.get("gib", size / GIB) * GIB, args.get("gbps", rate / GB) * GB,
                 args.get("ms", latency * 1e3) / 1e3)  # fmt: skip
     order = list(TIERS)
@@ -190,7 +194,8 @@ def pd(d: Deployment, args: Args) -> Deployment:
     overlap = float(args.keys.get("overlap", "0") or 0)
     if not 0 <= overlap <= 1:
         raise UsageError(f"{args.text!r}: overlap is a share from 0 to 1")
-    split = Split(int(first), int(second), bytes_per_s=args.get("gbps", 50) * GB, overlap=overlap)
+    rate = args.get("gbps", 1) * GB if "gbps" in args.keys else 0.0
+    split = Split(int(first), int(second), bytes_per_s=rate, overlap=overlap)
     return replace(d, split=split, replicas=1)
 
 
@@ -236,9 +241,9 @@ def faster_compute(d: Deployment, args: Args) -> Deployment:
 
 
 def faster_link(d: Deployment, args: Args) -> Deployment:
+    """Collectives, and the hand-over of a split pair."""
     by = args.factor()
-    d = _faster(d, by, "link")
-    return d if d.split is None else replace(d, split=replace(d.split, bytes_per_s=d.split.bytes_per_s * by))
+    return _faster(d, by, "link")
 
 
 def faster_host(d: Deployment, args: Args) -> Deployment:
@@ -253,6 +258,7 @@ def _faster(d: Deployment, by: float, *what: str) -> Deployment:
 
 
 def power_cap(d: Deployment, args: Args) -> Deployment:
+    cap_factor(d.machine, args.factor())  # refuses what cannot be
     return replace(d, power_cap_w=args.factor())
 
 

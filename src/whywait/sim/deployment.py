@@ -60,13 +60,14 @@ class Tier:
 
 @dataclass(frozen=True)
 class Split:
-    """Prefill and decode on engines of their own. KV goes over ``bytes_per_s`` per prefill engine; ``overlap`` of it is
-    hidden behind prefill (layer by layer); at most ``in_flight`` hand-overs are reserved at one decode engine."""
+    """Prefill and decode on engines of their own. KV goes over ``bytes_per_s`` per prefill engine (0: its devices'
+    NICs); ``overlap`` of it is hidden behind prefill (layer by layer); at most ``in_flight`` hand-overs are reserved
+    at one decode engine."""
 
     prefill: int
     decode: int
     prefill_layout: Layout | None = None
-    bytes_per_s: float = 50e9
+    bytes_per_s: float = 0.0
     latency_s: float = 0.001
     overlap: float = 0.0
     in_flight: int = 0  # 0: no cap

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whywait.core.table import Table
+from whywait.physics.kernels import RESOURCES
 from whywait.sim.deployment import Deployment
 from whywait.sim.power import Drawn, weights_of
 from whywait.units import NS_PER_S
@@ -38,7 +39,7 @@ def readings(d: Deployment, p: Point, power: Drawn, span: tuple[int, int], count
     series: list[tuple[str, str, str | None, Floats]] = [
         (PAGE, k, None, v) for k, v in {**_gauges(p, at), **_counted(p, at, counted)}.items()
     ]
-    series += [(DEVICES, k, _label(d), v) for k, v in _meters(power, p, at, counted).items()]
+    series += [(DEVICES, k, _label(d), v) for k, v in _meters(d, power, p, at, counted).items()]
     t = np.rint(at * NS_PER_S).astype(np.int64) + span[0]
     rows = len(at)
     cols: dict[str, list[Any]] = {k: [] for k in ("asked_ns", "answered_ns", "source", "name", "labels", "value")}
@@ -158,14 +159,38 @@ def _ramps(begin: Floats, end: Floats, amount: Floats, at: Floats) -> Floats:
     return found
 
 
-def _meters(power: Drawn, p: Point, at: Floats, counted: Counters) -> dict[str, Floats]:
-    """Power of all devices together: what the steps draw, and idle power of engines without one."""
-    if np.isnan(power.idle_w):
-        return {}
-    s = p.found.steps
+def _meters(d: Deployment, power: Drawn, p: Point, at: Floats, counted: Counters) -> dict[str, Floats]:
+    """Of all devices together: the share of time in which a kernel ran, bytes over the links, power and energy.
+
+    What a step spends on collectives is told as the bytes that take so long at the link's rate, since that is how it is
+    read of real devices.
+    """
+    s, each = p.found.steps, weights_of(p.prepared, p.found)
     engines = sum(p.prepared.settings.engines)
     begin, end = s.t_s - p.times.shift_s, s.t_s + s.took_s - p.times.shift_s
-    more = (power.watts - power.idle_w / engines) * (end - begin) * weights_of(p.prepared, p.found)
-    joules = _ramps(begin, end, np.maximum(more, 0.0), at) + power.idle_w * (at - at[0])
-    watts = np.gradient(joules, at)
-    return {"power_watts": watts, **_carried({"energy_joules_total": joules}, counted)}
+    gap = np.diff(at)
+
+    def mean(amount: Floats) -> Floats:
+        """Per second, over the time since the look before."""
+        grown = np.diff(_ramps(begin, end, amount * each, at)) / gap
+        return np.concatenate((grown[:1], grown))
+
+    busy = mean(s.took_s - power.host_s) / engines
+    held = sum(
+        n * (c.weight_bytes + c.working_bytes + c.kv_bytes)
+        for n, c in zip(p.prepared.settings.engines, p.prepared.capacities, strict=True)
+    )
+    out = {
+        "busy_share": np.clip(busy, 0.0, 1.0),
+        "memory_used_bytes": np.full(len(at), held * d.devices / engines),
+    }
+    if d.layout.devices > 1 and d.machine.link_bytes_per_s:
+        moved = mean(power.parts[RESOURCES.index("link")]) * d.machine.link_bytes_per_s * d.layout.devices
+        out["nvlink_tx_bytes_per_s"] = moved
+    if np.isnan(power.idle_w):
+        return out
+    more = (power.watts - power.idle_w / engines) * s.took_s
+    joules = _ramps(begin, end, np.maximum(more, 0.0) * each, at) + power.idle_w * (at - at[0])
+    watts = np.diff(joules) / gap
+    out["power_watts"] = np.concatenate((watts[:1], watts))
+    return out | _carried({"energy_joules_total": joules}, counted)

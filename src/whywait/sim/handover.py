@@ -7,13 +7,27 @@ from whywait.sim.jit import jit
 from whywait.sim.kernel_blocks import blocks_of, growth
 from whywait.sim.kernel_queue import first_waiting, pop_waiting, push_back, push_event
 from whywait.sim.kernel_slots import start_decoding, wanted
-from whywait.sim.kernel_state import BUSY, HANDED, IDLE, KINDS, LOADED, NOBODY, READY, Clock, Engine, Request, Slot, World
+from whywait.sim.kernel_state import (
+    BUSY,
+    HANDED,
+    IDLE,
+    KINDS,
+    LOADED,
+    NOBODY,
+    READY,
+    Clock,
+    Engine,
+    Request,
+    Slot,
+    World,
+)
 from whywait.sim.kernel_step import cut
 
 
 @jit
 def load_below(w: World, eng: Engine, row: int, found: int, below: int) -> None:
-    """``row`` waits, holding its blocks, until those in the tiers have come up. A link carries one load after the other."""
+    """``row`` waits, holding its blocks, until those in the tiers have come up. A link carries one load after the
+    other."""
     cache, one = w.cache, w.requests[row]
     hold(cache, w.requests, eng, row, found)
     there = eng.t
@@ -56,7 +70,8 @@ def park(w: World, eng: Engine, slot: Slot) -> None:
 
 @jit
 def grant(w: World, clock: Clock, at: float) -> None:
-    """Reserves room at decode engines for parked requests, longest parked first, while there is any; hand-overs begin."""
+    """Reserves room at decode engines for parked requests, longest parked first, while there is any; hand-overs begin.
+    Reserves room at decode engines for parked requests, longest parked first, while there is any; hand-overs begin."""
     queue_of = w.levels.shape[1] - 1
     while clock.parked > 0:
         first = NOBODY
@@ -104,7 +119,7 @@ def handed(w: World, clock: Clock, row: int, at: float) -> None:
     one = w.requests[row]
     source, eng = w.engines[one.replica], w.engines[one.decoder]
     one.handover_s = at - one.parked_s
-    give_back(w.cache, w.requests, source, row, one.parked, False)
+    give_back(w, source, row, one.parked, False)
     one.parked = 0
     one.handed = 1
     eng.in_flight -= 1
@@ -138,7 +153,8 @@ def enter_handed(w: World, eng: Engine) -> None:
 
 @jit
 def wake(eng: Engine, at: float, sure: bool) -> None:
-    """Something came for this engine: it plans now, or after the step in flight, unless it could not start it anyway."""
+    """Something came for this engine: it plans now, or after the step in flight, unless it could not start it anyway.
+    Something came for this engine: it plans now, or after the step in flight, unless it could not start it anyway."""
     if eng.mode == IDLE:
         eng.t = at
         eng.mode = READY

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 try:
-    if os.environ.get("WHYWAIT_SIM", "python") == "python":
+    if os.environ.get("WHYWAIT_SIM") == "python":
         raise ImportError
     import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from numba.core import caching  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -37,8 +37,8 @@ _STAMP = _sources() if COMPILED else ""
 
 
 def jit(function: F) -> F:
-    """``function``, compiled at its first call (the result is kept on disk) where numba is there; to be called by compiled
-    functions only, so that no way in from Python has to be made."""
+    """``function``, compiled at its first call (the result is kept on disk) where numba is there; to be called by
+    compiled functions only, so that no way in from Python has to be made."""
     return _compiled(function, inner=True) if COMPILED else function
 
 

@@ -125,7 +125,7 @@ def never_fits(eng: Engine, one: Request) -> bool:
     whole = one.prompt + one.output
     if eng.max_context > 0 and whole > eng.max_context:
         return True
-    if eng.chunked == 0 and eng.policy != SGLANG and eng.policy != STATIC:
+    if eng.chunked == 0 and eng.policy not in (SGLANG, STATIC):
         uncut = one.prompt if eng.reserve == KEEP_FULL else whole  # as a preempted one comes again
         if uncut > eng.token_budget:
             return True
@@ -181,7 +181,8 @@ def commit(w: World, clock: Clock, eng: Engine) -> None:
 
 @jit
 def advance(w: World, eng: Engine) -> None:
-    """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
+    """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others.
+    Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
     e, keep, count = eng.id, 0, eng.running
     order = w.room.order
     gone, last = 0, NOBODY  # those that leave, chained by their places
@@ -213,7 +214,8 @@ def advance(w: World, eng: Engine) -> None:
 
 @jit
 def leave(w: World, eng: Engine, slot: Slot) -> bool:
-    """A sequence has given all it gives here; whether it makes room (in a static batch it stays to the end of the batch)."""
+    """A sequence has given all it gives here; whether it makes room (in a static batch it stays to the end of the
+    batch)."""
     one = w.requests[slot.row]
     if eng.policy == STATIC:
         if slot.end < NEVER or slot.decoding == 0:
@@ -227,7 +229,7 @@ def leave(w: World, eng: Engine, slot: Slot) -> bool:
         park(w, eng, slot)
     else:
         if eng.role == PREFILL:
-            give_back(w.cache, w.requests, eng, slot.row, slot.held, False)
+            give_back(w, eng, slot.row, slot.held, False)
         finish(w, eng, slot.row)
     stop(w, eng, slot, False)
     return True
@@ -286,7 +288,7 @@ def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: 
     w = world(load, pools, costs, settings)
     full = []
     while loop(w) == 1:
-        full.append(steps(w, settings))
+        full.append(steps(w))
         put(w.clock, 0, {"rows": 0})
-    full.append(steps(w, settings))
+    full.append(steps(w))
     return result(w, full)

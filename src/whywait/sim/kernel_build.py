@@ -62,18 +62,31 @@ def get(table: Any, name: str) -> Any:
     return table[name]
 
 
-def world(
-    load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings, ids: int = 0
-) -> World:
+def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings, ids: int = 0) -> World:
     """The state at time 0, nothing having arrived; with room for at least ``ids`` shared blocks."""
     count = sum(settings.engines)
     clock = records(Clock, 1)
     size = CHUNK if settings.steps < 0 else settings.steps
-    put(clock, 0, {"engines": count, "first": settings.engines[0], "routing": settings.routing, "seed": settings.seed,
-                   "macro": int(settings.macro), "limit_s": settings.limit_s, "left": len(load.prompt),
-                   "frontend_s": pools[0].frontend_s, "frontend_token_s": pools[0].frontend_token_s,
-                   "cap": settings.handover_in_flight, "token_s": settings.handover_token_s,
-                   "latency_s": settings.handover_latency_s, "whole": size // 2, "drain": int(settings.steps < 0)})  # fmt: skip
+    put(
+        clock,
+        0,
+        {
+            "engines": count,
+            "first": settings.engines[0],
+            "routing": settings.routing,
+            "seed": settings.seed,
+            "macro": int(settings.macro),
+            "limit_s": settings.limit_s,
+            "left": len(load.prompt),
+            "frontend_s": pools[0].frontend_s,
+            "frontend_token_s": pools[0].frontend_token_s,
+            "cap": settings.handover_in_flight,
+            "token_s": settings.handover_token_s,
+            "latency_s": settings.handover_latency_s,
+            "whole": size // 2,
+            "drain": int(settings.steps < 0),
+        },
+    )
     requests, levels = requests_of(load, any(pool.priority for pool in pools))
     due, heap = arrivals(load, pools[0], settings, clock, requests)
     engines = engines_of(pools, costs, settings.engines)
@@ -146,10 +159,11 @@ def last_slope(cost: StepCost) -> float:
 
 
 def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: int) -> Cache:
-    """The prefix caches, empty. Where eviction goes by age and there is nothing below the device, only the beginning of a chain
-    that other rows have too is kept: what nobody can find again is no different from private blocks."""
+    """The prefix caches, empty. Where eviction goes by age and there is nothing below the device, only the
+    beginning of a chain that other rows have too is kept: what nobody can find again is no different from private
+    blocks."""
     n, count = len(load.prompt), len(engines)
-    chain = np.zeros(0, np.int32)
+    chain = np.zeros(0, np.int64)
     if any(pool.prefix_cache for pool in pools) and len(load.chain) > 0:
         at = np.asarray(load.chain_at)
         by_age = all(pool.evict == LRU and not pool.tier_blocks for pool in pools)
@@ -159,7 +173,7 @@ def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: i
         put(requests, slice(None), {"chain_at": at[:n], "chain_n": np.minimum(ends, at[1:]) - at[:n]})
         used = np.bincount(load.chain) >= least
         names = np.cumsum(used) - 1
-        chain, ids = np.where(used, names, 0)[load.chain].astype(np.int32), int(used.sum())
+        chain, ids = np.where(used, names, 0)[load.chain].astype(np.int64), int(used.sum())
     runs = max(min(pool.blocks, ids + 4 * pool.max_seqs + 64) if pool.prefix_cache else 1 for pool in pools)
     nodes = records(Node, (count, ids + runs))
     put(engines, slice(None), {"shared": ids, "runs": ids})
@@ -173,7 +187,7 @@ def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: i
         for k, blocks in enumerate(pool.tier_blocks):
             link = {"block_s": pool.tier_block_s[k], "latency_s": pool.tier_latency_s[k]}
             put(tiers[e], k, {"blocks": blocks, **link})
-    return Cache(chain, np.zeros(len(chain), np.int8), nodes, np.zeros((count, ids if by_key else 0), np.int32), tiers)
+    return Cache(chain, np.zeros(len(chain), np.int64), nodes, np.zeros((count, ids if by_key else 0), np.int64), tiers)
 
 
 def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
@@ -186,14 +200,18 @@ def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
     put(requests, slice(None), {"prompt": load.prompt, "output": load.output, "think_s": load.think_s, "level": level})
     for row in np.flatnonzero(load.after >= 0)[::-1].tolist():
         parent = int(load.after[row])
-        put(requests, row, {"sibling": requests[parent].child if requests.dtype == object else requests["child"][parent]})
+        put(
+            requests,
+            row,
+            {"sibling": requests[parent].child if requests.dtype == object else requests["child"][parent]},
+        )
         put(requests, parent, {"child": row})
     return requests, levels
 
 
 def arrivals(load: Load, pool: Pool, settings: Settings, clock: Any, requests: Any) -> tuple[Any, Any]:
-    """Rows that come by themselves, in order, and the heap of events. In a closed loop the first ones come at once and each
-    end brings the next."""
+    """Rows that come by themselves, in order, and the heap of events. In a closed loop the first ones come at once
+    and each end brings the next."""
     roots = np.flatnonzero(load.after < 0)
     closed = settings.concurrency > 0
     sent = np.zeros(len(roots)) if closed else np.asarray(load.arrive_s, float)[roots]
@@ -221,7 +239,7 @@ def grown(w: World, more: int) -> World:
     return w._replace(requests=requests, heap=heap)
 
 
-def steps(w: World, settings: Settings) -> Steps:
+def steps(w: World) -> Steps:
     """The record so far; to be emptied by the caller where all of it is kept."""
     kept = int(get(w.clock, "rows")[0])
     return Steps(**{name: np.array(get(w.rows[:kept], name), dtype=KIND.get(name, np.int64)) for name in Steps._fields})

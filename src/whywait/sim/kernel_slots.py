@@ -42,8 +42,8 @@ def wanted(eng: Engine, one: Request) -> int:
 
 @jit
 def admit(w: World, eng: Engine, row: int, found: int, tokens: int) -> None:
-    """``row`` runs from now on; its first ``found`` blocks are in the cache, and ``tokens`` more of its prompt are computed
-    in this step."""
+    """``row`` runs from now on; its first ``found`` blocks are in the cache, and ``tokens`` more of its prompt are
+    computed in this step."""
     slot = w.room.slots[eng.id, w.room.order[eng.id, eng.running]]
     eng.running += 1
     eng.prefilling += 1
@@ -131,7 +131,7 @@ def stop(w: World, eng: Engine, slot: Slot, resumes: bool) -> None:
     else:
         eng.prefilling -= 1
     if resumes or eng.role != PREFILL:
-        give_back(w.cache, w.requests, eng, slot.row, slot.held, resumes)
+        give_back(w, eng, slot.row, slot.held, resumes)
     slot.decoding = 0
     eng.stamp += 1
     slot.left = eng.stamp

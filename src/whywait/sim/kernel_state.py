@@ -1,8 +1,8 @@
 """What the kernel keeps while it runs. Records with plain fields: numba sees rows of structured arrays, plain Python
 sees objects with the same names.
 
-Contexts of decoding sequences are kept as ``base + grow · counter`` in units of 1/ONE tokens, ``counter`` being the engine's
-decode steps so far: whole numbers, so that many steps at once change them exactly as one by one.
+Contexts of decoding sequences are kept as ``base + grow · counter`` in units of 1/ONE tokens, ``counter`` being the
+engine's decode steps so far: whole numbers, so that many steps at once change them exactly as one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whywait.sim.jit import COMPILED
 from whywait.sim.state import F8, I8
@@ -24,7 +23,6 @@ IDLE, READY, BUSY = range(3)
 ARRIVES, LOADED, HANDED = range(3)  # kinds of events
 KINDS = 4
 NOBODY = -1
-Small = int  # 32 bits in a record
 BOTH, PREFILL, DECODE = range(3)  # roles of an engine
 
 
@@ -177,19 +175,19 @@ class Clock:
 class Request:
     """A row of the load, where it stands, and what became of it."""
 
-    prompt: Small = 1
-    output: Small = 1
+    prompt: int = 1
+    output: int = 1
     think_s: float = 0.0
     chain_at: int = 0
-    chain_n: Small = 0  # blocks of its chain that others may share
-    run: Small = NOBODY  # its private blocks, freed by a preemption and not yet used otherwise
-    loaded: Small = 0  # blocks it holds while it waits, having been loaded
-    parked: Small = 0  # blocks it holds at its prefill engine after the prefill
+    chain_n: int = 0  # blocks of its chain that others may share
+    run: int = NOBODY  # its private blocks, freed by a preemption and not yet used otherwise
+    loaded: int = 0  # blocks it holds while it waits, having been loaded
+    parked: int = 0  # blocks it holds at its prefill engine after the prefill
     parked_s: float = math.nan  # since when
-    handed: Small = 0  # its KV came from a prefill engine
-    decoder: Small = NOBODY  # engine that decodes it, with a split
-    made: Small = 0  # tokens out before a preemption
-    level: Small = 0  # of priority
+    handed: int = 0  # its KV came from a prefill engine
+    decoder: int = NOBODY  # engine that decodes it, with a split
+    made: int = 0  # tokens out before a preemption
+    level: int = 0  # of priority
     follow: int = NOBODY  # the next in its queue
     child: int = NOBODY  # first row released by the end of this one …
     sibling: int = NOBODY  # … and the next of those
@@ -199,26 +197,26 @@ class Request:
     first_s: float = math.nan
     last_s: float = math.nan
     handover_s: float = math.nan
-    cached: Small = 0
-    preempted: Small = 0
+    cached: int = 0
+    preempted: int = 0
     recomputed: int = 0
-    replica: Small = NOBODY
-    refused: Small = 0
+    replica: int = NOBODY
+    refused: int = 0
 
 
 @dataclass
 class Node:
-    """KV blocks that no sequence holds, or that several may: one shared block (by its id), or, past the shared ones, a run of
-    private blocks that were freed together."""
+    """KV blocks that no sequence holds, or that several may: one shared block (by its id), or, past the shared
+    ones, a run of private blocks that were freed together."""
 
-    use: Small = -1  # of a shared block: sequences that hold it; 0: idle; −1: not on the device
-    size: Small = 1  # blocks of a run
-    before: Small = NOBODY  # neighbours in the list of idle ones (on the device or in a tier), oldest first
-    behind: Small = NOBODY
-    owner: Small = NOBODY  # of a run: the preempted row that may take it back
-    hits: Small = 0
-    tier: Small = 0  # level below the device where it is; 0: none
-    place: Small = NOBODY  # in the heap, where eviction goes by key
+    use: int = -1  # of a shared block: sequences that hold it; 0: idle; −1: not on the device
+    size: int = 1  # blocks of a run
+    before: int = NOBODY  # neighbours in the list of idle ones (on the device or in a tier), oldest first
+    behind: int = NOBODY
+    owner: int = NOBODY  # of a run: the preempted row that may take it back
+    hits: int = 0
+    tier: int = 0  # level below the device where it is; 0: none
+    place: int = NOBODY  # in the heap, where eviction goes by key
     key: int = 0  # idle ones with the smallest go first
 
 
@@ -257,13 +255,13 @@ class Row:
     took_s: float = 0.0
     n: int = 0
     prefill_tokens: int = 0
-    prefill_seqs: Small = 0
-    decode_seqs: Small = 0
+    prefill_seqs: int = 0
+    decode_seqs: int = 0
     context_sum: float = 0.0
     pairs: int = 0
     kv_used: int = 0
     waiting: int = 0
-    replica: Small = 0
+    replica: int = 0
 
 
 class Room(NamedTuple):
@@ -279,10 +277,10 @@ class Room(NamedTuple):
 class Cache(NamedTuple):
     """Prefix caches of the engines."""
 
-    chain: NDArray[np.int32]  # (m,) ids of blocks by content
-    mine: NDArray[np.int8]  # (m,) 1: the row it belongs to holds that shared block
+    chain: I8  # (m,) ids of blocks by content
+    mine: I8  # (m,) 1: the row it belongs to holds that shared block
     nodes: Any  # (engines, ids + runs) of Node
-    heap: NDArray[np.int32]  # (engines, ids) idle shared blocks by key; empty where eviction goes by age
+    heap: I8  # (engines, ids) idle shared blocks by key; empty where eviction goes by age
     tiers: Any  # (engines, tiers) of Tier
 
 
@@ -305,7 +303,7 @@ def records(kind: type, shape: int | tuple[int, ...]) -> Any:
         for place in np.ndindex(array.shape):
             array[place] = kind()
         return array
-    size = {"int": "i8", "Small": "i4", "float": "f8"}
+    size = {"int": "i8", "float": "f8"}
     names = [(f.name, size[str(f.type)]) for f in fields(kind)]
     table = np.zeros(shape, dtype=np.dtype(names, align=True))
     for f in fields(kind):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whywait.sim.kernel_blocks import growth, running
 from whywait.sim.jit import jit
+from whywait.sim.kernel_blocks import growth, running
 from whywait.sim.kernel_state import BUSY, NEVER, ONE, Engine, Room
 
 
@@ -17,8 +17,8 @@ def linear(room: Room, kind: int, tokens: int) -> float:
 
 @jit
 def windowed(room: Room, eng: Engine) -> tuple[int, int, int]:
-    """Of the decoders at the next step: tokens read by layers with a window, their growth per step (both · ONE), and for
-    how many steps that growth holds."""
+    """Of the decoders at the next step: tokens read by layers with a window, their growth per step (both · ONE),
+    and for how many steps that growth holds."""
     total, grow, steady = 0, 0, NEVER
     limit = eng.window * ONE
     for k in range(eng.running):
@@ -122,7 +122,8 @@ def cut(eng: Engine, at: float) -> None:
 
 @jit
 def look_back(done: int, take: int, window: int) -> int:
-    """Pairs of tokens that ``take`` prompt tokens after ``done`` look back at, themselves included; in a window if > 0."""
+    """Pairs of tokens that ``take`` prompt tokens after ``done`` look back at, themselves included; in a window if >
+    0."""
     if window == 0 or done + take <= window:
         return done * take + take * (take + 1) // 2
     grows = max(0, window - done)  # tokens that still see all before them

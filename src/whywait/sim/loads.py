@@ -11,21 +11,26 @@ import numpy as np
 
 from whywait.core.schedule import Ints, Schedule
 from whywait.errors import UsageError
+from whywait.physics import power
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.fitted import FAMILIES
+from whywait.physics.kernels import COMPUTE, RESOURCES
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.memory import kv_bytes_per_token
 from whywait.physics.step import StepCost, step_cost
 from whywait.sim.capacity import Capacity, capacity
 from whywait.sim.chains import chains
-from whywait.sim.deployment import Deployment
+from whywait.sim.deployment import Deployment, Split
 from whywait.sim.state import POLICY, RESERVE, ROUTE, Load, Pool, Settings
 from whywait.units import NS_PER_S
 
 #: Time between what warms the cache and the load: nothing happens in it, so its length does not matter.
 AFTER_WARM_S = 1000.0
+#: What transfers reach of a wire's rate: 70 to 90 % are seen for large RDMA and pinned copies; the lower end of them.
+REACHED = 0.75
+MAX_PREFILL = 16384  # SGLang's --max-prefill-tokens (server arguments, docs.sglang.ai)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,22 @@ def efficiency_of(d: Deployment) -> Efficiency:
         for f in fields(Efficiency)
         if isinstance(f.default, float)
     }
+    if d.power_cap_w is not None:
+        slower = cap_factor(d.machine, d.power_cap_w)
+        factors["compute"], factors["pairs"] = factors["compute"] * slower, factors["pairs"] * slower
     return replace(d.efficiency, **factors, family=family_of(d))
+
+
+def cap_factor(machine: Accelerator, cap_w: float) -> float:
+    """By what computing takes longer under a cap on each device, for steps that compute all the time: decode that reads
+    hides it.
+
+    Raises:
+        UsageError: the rated power is not known, or the cap is below what the device draws idle.
+    """
+    busy = np.zeros((len(RESOURCES), 1))
+    busy[COMPUTE] = 1.0
+    return float(power.capped(machine, busy, cap_w)[COMPUTE, 0])
 
 
 def family_of(d: Deployment) -> str:
@@ -182,9 +202,20 @@ def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
         draft_share=spec.draft_share if spec and decodes else 0.0,
         frontend_s=e.frontend_s * efficiency_of(d).frontend if number == 0 else 0.0,
         frontend_token_s=e.frontend_token_s * efficiency_of(d).frontend if number == 0 else 0.0,
-        reply_s=e.reply_s, tier_blocks=tuple(int(t.bytes // each) for t in d.tiers),
+        prompt_tokens=MAX_PREFILL if e.policy == "sglang" else 0, reply_s=e.reply_s,
+        tier_blocks=tuple(int(t.bytes // each) for t in d.tiers),
         tier_block_s=tuple(each / t.bytes_per_s for t in d.tiers), tier_latency_s=tuple(t.latency_s for t in d.tiers),
     )  # fmt: skip
+
+
+def handover_bytes_per_s(d: Deployment, split: Split) -> float:
+    """The rate at which one prefill engine sends KV: as said, or by the NICs of its devices (PCIe where those are not
+    known), each at ``REACHED`` of its data sheet."""
+    rate = split.bytes_per_s
+    if not rate:
+        nic = d.machine.nic_bytes_per_s or d.machine.host_bytes_per_s or 25e9
+        rate = REACHED * nic * (split.prefill_layout or d.layout).devices
+    return rate / d.hardware.link
 
 
 def _rows(load: Load, budget: int, options: Options) -> int:
@@ -207,6 +238,6 @@ def _settings(d: Deployment, mode: str, target: float, seed: int, options: Optio
     per_token = kv_bytes_per_token(d.model, d.precision.kv, d.layout)[1]
     return found._replace(
         engines=(d.replicas * d.split.prefill, d.replicas * d.split.decode),
-        handover_token_s=per_token * (1 - d.split.overlap) / d.split.bytes_per_s,
+        handover_token_s=per_token * (1 - d.split.overlap) / handover_bytes_per_s(d, d.split),
         handover_latency_s=d.split.latency_s, handover_in_flight=d.split.in_flight,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""One engine stepped at true pace, with requests that come as they come: the same plan and the same steps as a whole run."""
+"""One engine stepped at true pace, with requests that come as they come: the same plan and the same steps as a whole
+run."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class Gauges(NamedTuple):
 
 
 class Online:
-    """``add`` requests, then ``step``: it says how long the step takes and what comes out at its end; the caller waits that
-    long and calls again. Times are seconds on the caller's clock, which must not go back."""
+    """``add`` requests, then ``step``: it says how long the step takes and what comes out at its end; the caller
+    waits that long and calls again. Times are seconds on the caller's clock, which must not go back."""
 
     def __init__(self, pool: Pool, cost: StepCost, seed: int = 0) -> None:
         self._pool = pool._replace(frontend_s=0.0, frontend_token_s=0.0, reply_s=0.0)
@@ -62,8 +63,8 @@ class Online:
         self._chain_end = 0
 
     def add(self, id: Hashable, prompt_tokens: int, output_tokens: int, chain: Sequence[Hashable], now: float) -> bool:
-        """A request arrives; ``chain`` names the whole blocks of its prompt (and of its answer, if known) by content. False: it
-        can never fit and is refused."""
+        """A request arrives; ``chain`` names the whole blocks of its prompt (and of its answer, if known) by
+        content. False: it can never fit and is refused."""
         if not self._spare:
             rows = len(self._w.requests)
             self._w = grown(self._w, rows)
@@ -120,7 +121,7 @@ class Online:
             if decodes and row in self._live:
                 out[row] = int(self._of(row, "made")) + 1 + ((by * (counter - since)) >> SHIFT)
         live = list(self._live)
-        ended = [row for row, last in zip(live, get(w.requests[live], "last_s"), strict=True) if last == last]
+        ended = [row for row, last in zip(live, get(w.requests[live], "last_s"), strict=True) if not math.isnan(last)]
         for row in ended:
             out[row] = int(self._of(row, "output"))
         for row, total in out.items():
@@ -178,7 +179,7 @@ class Online:
         """Moves the chains of live requests together, into arrays with room for as many again and ``n`` more."""
         w = self._w
         whole = sum(len(chain) for chain in self._chains.values())
-        chain, mine = np.zeros(2 * (whole + n) + ROWS, np.int32), np.zeros(2 * (whole + n) + ROWS, np.int8)
+        chain, mine = np.zeros(2 * (whole + n) + ROWS, np.int64), np.zeros(2 * (whole + n) + ROWS, np.int64)
         at = 0
         for row, named in self._chains.items():
             old, m = int(self._of(row, "chain_at")), len(named)

@@ -12,8 +12,8 @@ from whywait.sim.state import SGLANG, STATIC
 
 @jit
 def plan(w: World, eng: Engine) -> None:
-    """Fills in what the next step of an engine does: ``take`` of every prompt, whether the decoders take part, and whether
-    the waiting can hope before something ends."""
+    """Fills in what the next step of an engine does: ``take`` of every prompt, whether the decoders take part, and
+    whether the waiting can hope before something ends."""
     if eng.policy == SGLANG:
         plan_sglang(w, eng)
     elif eng.policy == STATIC:

@@ -1,7 +1,8 @@
 """Engines whose steps mix prompts with decoding: vLLM, TensorRT-LLM's in-flight batching, llama.cpp's server.
 
 All give every decoder its token first, then go on with the prompts begun, then start waiting ones. They differ in what
-they keep free for answers (nothing and preempt; or all of them), in how prompts are cut, and in which place a request gets.
+they keep free for answers (nothing and preempt; or all of them), in how prompts are cut, and in which
+place a request gets.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def admit_waiting(w: World, eng: Engine, budget: int) -> None:
 
 @jit
 def fits(w: World, eng: Engine, one: Request, tokens: int, there: int) -> bool:
-    """Whether the blocks for a request's first ``tokens`` (or for all the engine wants to have for it) are free, ``there`` of
-    them being held by others or by itself already."""
+    """Whether the blocks for a request's first ``tokens`` (or for all the engine wants to have for it) are free,
+    ``there`` of them being held by others or by itself already."""
     need = blocks_of(eng, tokens)
     if eng.reserve == KEEP_FULL or eng.whole_prompt == 1:
         need = wanted(eng, one)

@@ -24,6 +24,8 @@ def plan_sglang(w: World, eng: Engine) -> None:
     tokens = 0
     if eng.prefilling > 0 or (eng.waiting > 0 and eng.full == 0):
         tokens = plan_prompts(w, eng)
+        if eng.decoding == 0:
+            eng.full = 0  # the mark is on the batch of decoders; a new one has none
     if tokens == 0 and eng.mixed == 0:
         retract(w, eng)
     if eng.decoding > 0 and (tokens == 0 or eng.mixed == 1):
@@ -107,7 +109,7 @@ def continue_cut(w: World, eng: Engine, budget: int) -> tuple[int, int]:
         if slot.decoding == 0:
             left = slot.prompt - slot.done
             room = (slot.held + eng.free - growth(w.room, eng, 1)) * eng.block - slot.done
-            part = min(left, min(budget - planned, room))
+            part = min(left, budget - planned, room)
             if part < left:
                 part = part // eng.block * eng.block
             chunk(w, eng, slot, max(part, 0))
@@ -142,13 +144,14 @@ def retract(w: World, eng: Engine) -> None:
 
 @jit
 def shortest(w: World, eng: Engine) -> int:
-    """Place in the order of the decoder with the fewest tokens out; of several the one with the longest prompt."""
+    """Place in the order of the decoder with the fewest tokens out; of several the one with the longest prompt, then
+    the last."""
     best, fewest, longest = NOBODY, 0, 0
     for k in range(eng.running):
         slot = running(w.room, eng, k)
         if slot.decoding == 1:
             one = w.requests[slot.row]
             out = one.made + emitted(eng, slot)
-            if best == NOBODY or out < fewest or (out == fewest and one.prompt > longest):
+            if best == NOBODY or out < fewest or (out == fewest and one.prompt >= longest):
                 best, fewest, longest = k, out, one.prompt
     return best

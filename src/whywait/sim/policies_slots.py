@@ -11,8 +11,8 @@ SIMILAR = 0.1  # share of the prompt that must be there (--slot-prompt-similarit
 
 @jit
 def choose_place(w: World, eng: Engine, row: int) -> int:
-    """Moves the best empty slot to the front of the empty ones: the one with the longest common beginning, else the one that
-    was left longest ago. The blocks that are there (held by the slot, to be taken over)."""
+    """Moves the best empty slot to the front of the empty ones: the one with the longest common beginning, else the
+    one that was left longest ago. The blocks that are there (held by the slot, to be taken over)."""
     order, slots, e = w.room.order, w.room.slots, eng.id
     one = w.requests[row]
     best, found, oldest, left = NOBODY, 0, eng.running, 0
@@ -33,7 +33,7 @@ def choose_place(w: World, eng: Engine, row: int) -> int:
 @jit
 def common_blocks(cache: Cache, eng: Engine, one: Request, other: Request) -> int:
     """Leading blocks that two chains have in common; the last token of a prompt is always computed."""
-    most = min((one.prompt - 1) // eng.block, min(one.chain_n, other.chain_n))
+    most = min((one.prompt - 1) // eng.block, one.chain_n, other.chain_n)
     n = 0
     while n < most and cache.chain[one.chain_at + n] == cache.chain[other.chain_at + n]:
         n += 1

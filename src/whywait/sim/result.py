@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from whywait.core.columns import FAULTS, OUTCOMES
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
-from whywait.physics.memory import bytes_of, weights_bytes
+from whywait.physics.dtypes import bytes_of
+from whywait.physics.memory import weights_bytes
 from whywait.physics.models import Shape
 from whywait.sim import gauges, tokens
 from whywait.sim.deployment import Deployment, Layout, Precision

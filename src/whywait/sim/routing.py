@@ -16,11 +16,11 @@ UNEVEN = 32  # … and by how many requests it may be ahead of the least loaded
 
 @jit
 def route(w: World, clock: Clock, row: int, at: float) -> int:
-    """Round robin; the one with the fewest requests; or the one that has most of the prompt in its cache, if that is much and
-    it is not too busy, else the one with the fewest."""
+    """Round robin; the one with the fewest requests; or the one that has most of the prompt in its cache, if that
+    is much and it is not too busy, else the one with the fewest."""
     if clock.first == 1:
         return 0
-    if clock.routing != LEAST_LOAD and clock.routing != PREFIX:
+    if clock.routing not in (LEAST_LOAD, PREFIX):
         e = clock.turn
         clock.turn = (e + 1) % clock.first
         return e

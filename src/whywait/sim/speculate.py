@@ -9,8 +9,8 @@ from whywait.sim.rng import draw, seeded
 
 @jit
 def iterations(room: Room, eng: Engine, seed: int, row: int, left: int) -> int:
-    """Steps until ``left`` more tokens are out. A step gives one token, and one more for each draft up to the first that is
-    rejected; a draft is accepted with the probability of its position."""
+    """Steps until ``left`` more tokens are out. A step gives one token, and one more for each draft up to the first
+    that is rejected; a draft is accepted with the probability of its position."""
     if eng.drafts == 0:
         return left
     one, two = seeded(seed, row, left)

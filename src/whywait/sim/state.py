@@ -1,4 +1,5 @@
-"""What goes into the kernel and what comes out: arrays, one row per request. Times are seconds, sizes tokens or KV blocks."""
+"""What goes into the kernel and what comes out: arrays, one row per request. Times are seconds, sizes tokens or KV
+blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Load(NamedTuple):
     priority: I8  # (n,) lower is served first, where the pool schedules by priority
     klass: I8  # (n,) free for the caller; the kernel does not read it
     chain_at: I8  # (n + 1,) offsets into chain; all 0: nothing shared
-    chain: I8  # (m,) dense ids (0..h−1) of KV blocks by content, whole blocks only; may go on past the prompt into the answer
+    # (m,) dense ids (0..h−1) of KV blocks by content, whole blocks only; may go on past the prompt into the answer
+    chain: I8
 
 
 class Pool(NamedTuple):

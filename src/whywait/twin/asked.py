@@ -20,7 +20,6 @@ from whywait.load.recipe import Load, schedule_of
 from whywait.units import NS_PER_S, load_name
 
 LEAST, MOST = 200, 500  # requests of a point that are simulated: enough for its medians, and quick
-LONG, LEAST_GOING = 6, 48  # rounds, and requests, of a closed loop that a change is compared at
 WAVES = 8  # of a closed loop, where there is room for them
 
 
@@ -81,6 +80,19 @@ def asked(run: Run, o: Observed) -> Asked:
     return Asked(o.name, o.mode, target, schedule.take(order), counted[order], _workload(run).cache == "warm", note)
 
 
+def longer(a: Asked) -> Asked:
+    """A closed loop that goes on for ``WAVES`` waves at least, its requests again and again: what only the first of
+    them pay (a cold cache, the start together) weighs little then, as in a service that runs for hours. Sessions and
+    open loops stay as they were asked."""
+    n, need = len(a.schedule), int(min(max(LEAST, WAVES * a.target), MOST))
+    if a.mode != "concurrency" or a.schedule.has_sessions or n >= need:
+        return a
+    picked = a.schedule.take(np.arange(need) % n)
+    ids = np.arange(need, dtype=np.int64)
+    counted = ids >= min(max(round(a.target), need // 5), need // 2)
+    return dataclasses.replace(a, schedule=dataclasses.replace(picked, id=ids), counted=counted)
+
+
 def drawn(run: Run, base: Asked, text: str, n: int | None = None, seed: int = 0) -> Asked:
     """Another load of the same requests: ``concurrency=64`` or ``rate=8`` (requests per second, Poisson), in an order
     drawn by ``seed``, again and again where more are needed. The first seed keeps the order.
@@ -110,15 +122,6 @@ def drawn(run: Run, base: Asked, text: str, n: int | None = None, seed: int = 0)
     skip = min(round(target) if mode == "concurrency" else need // 10, need // 3)
     note = "sessions are not kept: each request stands alone" if base.schedule.has_sessions else ""
     return Asked(load_name(mode, target), mode, target, schedule, np.arange(need) >= skip, base.warm, note)
-
-
-def going_on(run: Run, a: Asked) -> Asked:
-    """The same closed loop gone on with for ``LONG`` rounds, where its requests stand alone: a measured one that ends
-    after a few requests is mostly its beginning, of which a change (a cache that has to fill first) tells little."""
-    need = max(LEAST_GOING, math.ceil(LONG * a.target))
-    if a.mode != "concurrency" or a.schedule.has_sessions or len(a.schedule) >= need:
-        return a
-    return dataclasses.replace(drawn(run, a, f"concurrency={a.target:g}", need), name=a.name)
 
 
 def _known(first: Any, second: Any) -> Any:

@@ -32,6 +32,7 @@ from whywait.sim.techniques import apply
 CORE_BYTES_PER_S, CORE_FLOPS_PER_S = 12e9, 80e9
 CPU_TOKEN_BUDGET = 2048  # --max-num-batched-tokens of vLLM's API server where no large accelerator is found
 BUSY = 0.05  # a device that was busy for less of the run did not take part
+BUDGET = "tokens per step"
 OFFERED = 0.1  # of the prompt tokens that a cache could have found: with less, none found says nothing
 SAME_SIZE = 0.15  # a catalogue model of the run's name whose weights differ by more is another model
 _OWN = ("model", "machine", "engine", "kv-tokens", "block")
@@ -260,7 +261,7 @@ def _limits(run: Run, engine: Engine, cpu: bool, facts: list[Fact]) -> Engine:
     if cpu and engine.policy == "vllm":
         engine = dataclasses.replace(engine, token_budget=CPU_TOKEN_BUDGET)
     why = "the engine's default; --baseline token-budget=N if it was started with another"
-    facts.append(Fact("tokens per step", str(engine.token_budget), "assumed", why))
+    facts.append(Fact(BUDGET, str(engine.token_budget), "assumed", why))
     if said.get("ctx_per_slot"):
         engine = dataclasses.replace(engine, max_context=int(said["ctx_per_slot"]))
     if engine.prefix_cache and _cache_off(run):
