@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from least import bounded
 from numpy.typing import NDArray
+
+from least import bounded
 from op_tables import Floats, Table, newest
 from whywait.physics import rooflines as r
 from whywait.physics.machines import Accelerator
 
-#: Level-2 caches (NVIDIA's architecture white papers): repeated reads of less than this do not come from memory, which a
-#: service, whose weights pass between, never sees.
+#: Level-2 caches (NVIDIA's architecture white papers): repeated reads of less than this do not come from memory, which
+#: a service, whose weights pass between, never sees.
 _CACHE = {"a100_sxm": 40e6, "h100_sxm": 50e6, "h200_sxm": 50e6, "b200_sxm": 126e6, "l40s": 96e6}
 _SIZES = (64, 128, 256)
 _LATENT, _ROPE, _NOPE, _VALUE = 512, 64, 128, 128  # DeepSeek-V3, whose latent attention the tables measure
@@ -63,7 +64,8 @@ def _heads(root: Path, name: str, spec: Accelerator) -> Iterator[Found]:
 def _rows(table: Table, size: int, kv: str) -> Table:
     heads, kv_heads = table.number("num_heads"), table.number("num_key_value_heads")
     return table.where((table.number("window_size") == 0) & (table.number("head_dim") == size)
-                       & (table.text("kv_cache_dtype") == kv) & (heads <= 64) & (heads >= 2) & (heads / kv_heads <= 16))  # fmt: skip
+                       & (table.text("kv_cache_dtype") == kv) & (heads <= 64) & (heads >= 2)
+                       & (heads / kv_heads <= 16))  # fmt: skip
 
 
 def _latents(root: Path, name: str, spec: Accelerator) -> Iterator[Found]:
@@ -75,7 +77,8 @@ def _latents(root: Path, name: str, spec: Accelerator) -> Iterator[Found]:
             kv_bytes = (_LATENT + _ROPE) * (1.0 if kv == "fp8" else 2.0)
             read = context * kv_bytes
             keep = ((read < 1.5e6) | (read > _CACHE[name])) & (t.number("step") <= 70000) & (t.number("step") >= 100)
-            terms = r.decode_terms(seqs, context, (heads * (_LATENT + _ROPE), kv_bytes, 2 * heads * (2 * _LATENT + _ROPE)),  # type: ignore[arg-type]
+            flops = 2 * heads * (2 * _LATENT + _ROPE)
+            terms = r.decode_terms(seqs, context, (heads * (_LATENT + _ROPE), kv_bytes, flops),  # type: ignore[arg-type]
                                    (spec.read_bytes_per_s, spec.flops["bf16"]))  # fmt: skip
             found = _fit(terms, t, keep, heads * 1e5 + seqs)
             if found:

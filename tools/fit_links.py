@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from least import bounded
 from op_tables import Floats, Table, newest, read
 from whywait.physics import rooflines as r
@@ -48,11 +49,12 @@ def _at_knots(size: Floats, log: Floats) -> Floats:
 
 
 def _all_to_all(root: Path, name: str) -> Iterator[Found]:
-    """DeepEP within a node: low-latency kernels and those for throughput, dispatch and combine together; each a constant
-    and a rate over tokens × choices × width."""
+    """DeepEP within a node: low-latency kernels and those for throughput, dispatch and combine together; each a
+    constant and a rate over tokens × choices × width."""
     folder = root / name / "comm" / "sglang"
     for kind, stem, columns in (("few", "wideep_deepep_ll_perf", ("dispatch_avg_t_us", "combine_avg_t_us")),
-                                ("many", "wideep_deepep_normal_perf", ("dispatch_transmit_us", "combine_transmit_us"))):  # fmt: skip
+                                ("many", "wideep_deepep_normal_perf",
+                                 ("dispatch_transmit_us", "combine_transmit_us"))):  # fmt: skip
         for path in sorted(folder.glob(f"*/{stem}.parquet"))[:1]:
             t = read(path, "sglang")
             keep = t.number("node_num") == 1

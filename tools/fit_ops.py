@@ -3,8 +3,9 @@ coefficients that ship with the package. ``python tools/fit_ops.py TABLES [--out
 
 Products and experts: the plain roofline of ``physics.rooflines`` times a factor per shape, given at knots and linear in
 the logarithms between (least absolute deviations of log time by reweighting, a slight pull to zero where no row is).
-Attention: linear in sequences, bytes and pairs, non-negative, least relative deviations. A quarter of the shapes (of (n, k),
-of models' experts, of heads) is held out; the error written is that of the held-out shapes, then all are fitted.
+Attention: linear in sequences, bytes and pairs, non-negative, least relative deviations. A quarter of the shapes (of
+(n, k), of models' experts, of heads) is held out; the error written is that of the held-out shapes, then all are
+fitted.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from fit_attention import attention
 from fit_links import links
-from numpy.typing import NDArray
 from op_tables import MACHINES, TYPES, Floats, Table, newest
 from whywait.physics import rooflines as r
 from whywait.physics.hats import weights
 from whywait.physics.machines import Accelerator, machine
 
-#: Median time of small products (of few rows): above the first, a table timed the host's launches and not the device; the
-#: second is what they take in the others.
+#: Median time of small products (of few rows): above the first, a table timed the host's launches and not the device;
+#: the second is what they take in the others.
 _HOST_BOUND, _FLOOR = 40e-6, 5e-6
 Knots = Sequence[Sequence[float]]
 #: Rows of a product that are fitted: of the neighbours 16 and 17, 1024 and 1025 one is enough.
-_ROWS = np.array([1, 2, 4, 8, 12, 16, 17, 32, 48, 64, 80, 96, 128, 160, 192, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096,
-                  8192, 16384])  # fmt: skip
+_ROWS = np.array([1, 2, 4, 8, 12, 16, 17, 32, 48, 64, 80, 96, 128, 160, 192, 256, 512, 768, 1024, 1536, 2048, 2560,
+                  3072, 4096, 8192, 16384])  # fmt: skip
 _OUT = Path(__file__).resolve().parents[1] / "src" / "whywait" / "physics" / "fitted.json"
 
 
@@ -106,7 +108,7 @@ def products(
             floor = float(np.median(t.columns["latency"][(n * k < 3e6) & (m <= 64)]))
             if floor > _HOST_BOUND:
                 continue
-            if floor > 1.6 * _FLOOR:  # a kernel that quantises is timed with it: small kernels are counted by themselves
+            if floor > 1.6 * _FLOOR:  # timed with a kernel that quantises: the small ones are counted apart
                 t.columns["latency"] = np.maximum(t.columns["latency"] - (floor - _FLOOR), 0.7 * _FLOOR)
             done.add(kind)
             plain = r.product((m, n, k), kind, spec.read_bytes_per_s, spec.flops).total()  # type: ignore[arg-type]
@@ -128,7 +130,8 @@ def experts(
             if len(t) < 500:
                 continue
             total, spread = t.number("num_experts"), t.number("moe_ep_size")
-            shape = r.ExpertShape(t.number("num_tokens"), t.number("hidden_size"), t.number("inter_size") / t.number("moe_tp_size"),
+            width = t.number("inter_size") / t.number("moe_tp_size")
+            shape = r.ExpertShape(t.number("num_tokens"), t.number("hidden_size"), width,
                                   t.number("topk"), total, np.maximum(total / spread, 1))  # fmt: skip
             kind = TYPES[raw]
             rate = {"mxfp4": {"bf16": spec.flops["bf16"]}, "int4_wo": {"bf16": spec.flops["bf16"]}}.get(
@@ -151,8 +154,8 @@ def held(key: Floats) -> NDArray[np.bool_]:
 def fit_factor(
     features: Sequence[Floats], knots: Knots, target: Floats, apart: NDArray[np.bool_]
 ) -> tuple[list[int], tuple[int, float, float]]:
-    """Values at the knots (hundredths of log) of all rows, and rows, median and 90th percentile of the relative error of
-    the rows ``apart`` when the others are fitted."""
+    """Values at the knots (hundredths of log) of all rows, and rows, median and 90th percentile of the relative error
+    of the rows ``apart`` when the others are fitted."""
     cells, share = weights(features, knots)
     size = int(np.prod([len(k) for k in knots]))
     first = _solve((cells[~apart], share[~apart]), target[~apart], np.zeros(size), 4)
@@ -163,8 +166,8 @@ def fit_factor(
 
 
 def _solve(at: tuple[NDArray[np.int64], Floats], target: Floats, value: Floats, rounds: int) -> Floats:
-    """Least absolute deviations from ``value`` on: weighted least squares, some rounds (the first unweighted where ``value``
-    is zero). Knots without rows are pulled slightly towards the median."""
+    """Least absolute deviations from ``value`` on: weighted least squares, some rounds (the first unweighted where
+    ``value`` is zero). Knots without rows are pulled slightly towards the median."""
     cells, share = at
     middle = float(np.median(target))
     size = len(value)

@@ -1,11 +1,12 @@
 """Fits power by what a device is busy with, on services measured at many batch sizes, and writes the ``power`` part of
 ``fitted.json``. ``python tools/fit_power.py MEASURED [--out …]``.
 
-H100 and B200: ``mlenergy.csv`` (mean power, batch and throughput of a service; ml.energy leaderboard; read here, not kept).
-A100: ``splitwise_perf_model.csv`` (power as a share of the rating in decode, and its peak in prefill). The step model gives
-the seconds by resource of a step at that batch, the measurement its wall time; what the model does not account for is
-time in which little is drawn. Shares are non-negative and bounded, least relative deviations; a fifth of the groups (machine, model) is
-held out in turn, and the error written is that of the held-out rows.
+H100 and B200: ``mlenergy.csv`` (mean power, batch and throughput of a service; ml.energy leaderboard; read here, not
+kept).
+A100: ``splitwise_perf_model.csv`` (power as a share of the rating in decode, and its peak in prefill). The step model
+gives the seconds by resource of a step at that batch, the measurement its wall time; what the model does not account
+for is time in which little is drawn. Shares are non-negative and bounded, least relative deviations; a fifth of the
+groups (machine, model) is held out in turn, and the error written is that of the held-out rows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from least import bounded
-from fit_ops import dumps
 from numpy.typing import NDArray
+
+from fit_ops import dumps
+from least import bounded
 from whywait.errors import UsageError
 from whywait.physics.arch import arch_of
 from whywait.physics.efficiency import Efficiency
@@ -34,8 +36,8 @@ from whywait.physics.step import StepParts, StepWork, step_parts, work
 Floats = NDArray[np.float64]
 _OUT = Path(__file__).resolve().parents[1] / "src" / "whywait" / "physics" / "fitted.json"
 _PROMPT = 250.0  # tokens: the chat and question sets of the leaderboard do not give it
-#: Not fitted. Idle: of H100 with a model loaded, 110–120 W of 700 (as nvidia-smi shows); slowdown: Splitwise's capped H100
-#: (half the power: prompts 1.3 times as long; Patel et al. 2024, arXiv 2311.18677).
+#: Not fitted. Idle: of H100 with a model loaded, 110–120 W of 700 (as nvidia-smi shows); slowdown: Splitwise's capped
+#: H100 (half the power: prompts 1.3 times as long; Patel et al. 2024, arXiv 2311.18677).
 _IDLE, _CAP, _SLOWER = 0.17, 0.5, 1.3
 _MOST = 1.2  # a share is at most this: the rating is the most that is drawn, and busy time is a little overstated
 
@@ -65,17 +67,19 @@ def main(argv: Sequence[str]) -> int:
         errors.append({"machine": name, "rows": len(group), "median": round(float(np.median(off)), 4),
                        "p90": round(float(np.quantile(off, 0.9)), 4)})  # fmt: skip
         print(
-            f"{name:9} rows {len(group):4} held out: median {np.median(off):.1%} p90 {np.quantile(off, 0.9):.1%} {shares}"
+            f"{name:9} rows {len(group):4} held out: "
+            f"median {np.median(off):.1%} p90 {np.quantile(off, 0.9):.1%} {shares}"
         )
     kept = json.loads(args.out.read_text("utf-8"))
-    kept.update(power=found, power_errors=errors,
-                power_source="ml.energy leaderboard (0cd52da), Splitwise (8f99e7d); idle and cap: see tools/fit_power.py")  # fmt: skip
+    source = "ml.energy leaderboard (0cd52da), Splitwise (8f99e7d); idle and cap: tools/fit_power.py"
+    kept.update(power=found, power_errors=errors, power_source=source)
     args.out.write_text(dumps(kept), "utf-8")
     return 0
 
 
 def terms(rows: Sequence[Row]) -> Floats:
-    """(rows, 6): the part of the time that a device is on, then by resource; what wall time leaves is on and waiting."""
+    """(rows, 6): the part of the time that a device is on, then by resource; what wall time leaves is on and
+    waiting."""
     parts = np.array([r.parts for r in rows])
     wall = np.maximum(parts.sum(axis=1), [r.wall_s for r in rows])
     return np.column_stack([np.ones(len(rows)), parts / wall[:, None]])

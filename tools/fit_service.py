@@ -1,12 +1,12 @@
-"""Fits what whole services do beyond the sum of their operations (launches that graphs hide, overlap, the host), on measured
-closed loops, and writes the ``service`` and ``host`` parts of ``fitted.json``.
+"""Fits what whole services do beyond the sum of their operations (launches that graphs hide, overlap, the host), on
+measured closed loops, and writes the ``service`` and ``host`` parts of ``fitted.json``.
 ``python tools/fit_service.py MEASURED [--out …] [--check]``.
 
-Of a closed loop in steady state: every step decodes all C sequences (as long as their KV fits), each request prefills once
-in O steps, so the mean time between tokens is t(C) + C/O × (t with a prompt of I tokens − t(C)). A few factors, common to
-all models and machines, and the host's times per engine family are fitted to the measured means: least absolute deviations
-of log time with a normal prior at the operations' own values, by Gauss–Newton. A fifth of the configuration groups is held
-out in turn; the error printed and written is theirs.
+Of a closed loop in steady state: every step decodes all C sequences (as long as their KV fits), each request prefills
+once in O steps, so the mean time between tokens is t(C) + C/O × (t with a prompt of I tokens − t(C)). A few factors,
+common to all models and machines, and the host's times per engine family are fitted to the measured means: least
+absolute deviations of log time with a normal prior at the operations' own values, by Gauss–Newton. A fifth of the
+configuration groups is held out in turn; the error printed and written is theirs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
 import whywait.physics.fitted as shipped
 from fit_ops import dumps
-from numpy.typing import NDArray
 from whywait.errors import UsageError
 from whywait.physics.arch import arch_of
 from whywait.physics.efficiency import Efficiency
@@ -187,7 +188,8 @@ def read(path: Path) -> list[Row]:
             share = (1 + float(row["length_ratio_min"] or 1)) / 2
             out.append(Row(row["group"], row["model_path"], row["system"], row["backend"], precision_of(row),
                            Layout(ways, 1, 1, wide if ways % wide == 0 else 1), float(row["isl"]) * share,
-                           float(row["osl"]) * share, float(row["concurrency"]), float(row["silicon_tpot_ms"]) / 1e3))  # fmt: skip
+                           float(row["osl"]) * share, float(row["concurrency"]),
+                           float(row["silicon_tpot_ms"]) / 1e3))  # fmt: skip
     return out
 
 

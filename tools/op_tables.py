@@ -1,4 +1,5 @@
-"""Reads the measured tables of operations that the priors are fitted on (not part of the repository; see docs/physics.md)."""
+"""Reads the measured tables of operations that the priors are fitted on (not part of the repository; see
+docs/physics.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A model by its operations: the matrices of a layer, the form of its attention, its experts. What a step's time is made of;
-``models.Shape`` is the same model in totals."""
+"""A model by its operations: the matrices of a layer, the form of its attention, its experts. What a step's time is
+made of; ``models.Shape`` is the same model in totals."""
 
 from __future__ import annotations
 

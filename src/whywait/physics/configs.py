@@ -56,11 +56,13 @@ def arch_of_config(config: Mapping[str, Any], name: str) -> Arch:
     narrow = get("moe_intermediate_size") or inter
     quant = _quant(config)
     return Arch(
-        name, hidden, layers, heads, get("num_key_value_heads", "num_kv_heads") or (1 if c.get("multi_query") else heads),
+        name, hidden, layers, heads,
+        get("num_key_value_heads", "num_kv_heads") or (1 if c.get("multi_query") else heads),
         nope + rope if latent else get("head_dim") or hidden // heads, vocab, inter,
         gated=c.get("model_type") not in PLAIN_MLP,
         tied=bool(c.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
-        experts=experts, chosen=get("num_experts_per_tok", "num_experts_per_token", "experts_per_token") if experts else 0,
+        experts=experts,
+        chosen=get("num_experts_per_tok", "num_experts_per_token", "experts_per_token") if experts else 0,
         expert_inter=narrow if experts else 0,
         shared_inter=(get("shared_expert_intermediate_size") or get("n_shared_experts") * narrow) if experts else 0,
         dense_layers=get("first_k_dense_replace") if experts else 0,
@@ -97,7 +99,8 @@ def _linear(c: Mapping[str, Any], layers: int, get: Any) -> dict[str, Any]:
         return {}
     keys, values = get("linear_num_key_heads"), get("linear_num_value_heads")
     key, value = get("linear_key_head_dim"), get("linear_value_head_dim")
-    # Gated delta net: q, k, v and the output gate z, and two scalars per value head (Yang et al. 2024, arXiv 2412.06464).
+    # Gated delta net: q, k, v and the output gate z, and two scalars per value head (Yang et al. 2024, arXiv
+    # 2412.06464).
     return {"linear_layers": count, "linear_in": 2 * keys * key + 2 * values * value + 2 * values,
             "linear_out": values * value, "linear_state": values * key * value}  # fmt: skip
 
@@ -147,7 +150,8 @@ def arch_of_gguf(path: Path) -> Arch:
         tied="output.weight" not in sizes, experts=experts, chosen=get("expert_used_count"),
         expert_inter=narrow if experts else 0, shared_inter=get("expert_shared_count") * narrow,
         dense_layers=get("leading_dense_block_count") if experts else 0, latent=get("attention.kv_lora_rank"),
-        rope=get("rope.dimension_count") if get("attention.kv_lora_rank") else 0, query_latent=get("attention.q_lora_rank"),
+        rope=get("rope.dimension_count") if get("attention.kv_lora_rank") else 0,
+        query_latent=get("attention.q_lora_rank"),
         nope=max(key - get("rope.dimension_count"), 0) if get("attention.kv_lora_rank") else 0,
         value_size=get("attention.value_length") if get("attention.kv_lora_rank") else 0,
         window=get("attention.sliding_window"), window_layers=layers if get("attention.sliding_window") else 0,

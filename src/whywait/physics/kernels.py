@@ -1,7 +1,7 @@
 """How long an operation takes on a machine: rooflines (``rooflines``) with the efficiencies of ``fitted.json``. Pure.
 
-A time comes as five numbers that add up to it, one per resource (``RESOURCES``): what is above the launch of a product is
-shared between reading and computing as r^p : c^p.
+A time comes as five numbers that add up to it, one per resource (``RESOURCES``): what is above the launch of a product
+is shared between reading and computing as r^p : c^p.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Kernels:
         return base.sum() * e.step * _unit(HOST), seq.sum() * e.kv * _unit(KV), token.sum() * e.kv * _unit(KV)
 
     def prefill(self, op: Attention) -> tuple[Floats, Floats, Floats]:
-        """Seconds of one layer's attention in prefill: (5,) each per sequence, per token, per pair of tokens. What a step
-        pays once is counted per sequence."""
+        """Seconds of one layer's attention in prefill: (5,) each per sequence, per token, per pair of tokens. What a
+        step pays once is counted per sequence."""
         width = op.heads * float(op.head_size)
         shape = (width, op.kv_bytes / bytes_of(op.kv_type), op.prefill_flops)
         zero, one = np.zeros(1), np.ones(1)

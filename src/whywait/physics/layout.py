@@ -1,4 +1,5 @@
-"""How numbers are stored and how a model is spread over devices: what a step's cost depends on beside model and machine."""
+"""How numbers are stored and how a model is spread over devices: what a step's cost depends on beside model and
+machine."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ READ_IN = "2026"
 @dataclass(frozen=True)
 class Accelerator:
     """``words`` are all in a device's name (lower case), ``unless`` none. ``flops`` by the type of the numbers
-    multiplied; ``link_bytes_per_s`` is one way of the link to the other devices of a ``node`` (NVLink, xGMI; else PCIe),
-    ``nic_bytes_per_s`` to other nodes, ``host_bytes_per_s`` to host memory. ``price_usd_h``: low and high; None: not
-    known. ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less sure that is
-    (sd of log time)."""
+    multiplied; ``link_bytes_per_s`` is one way of the link to the other devices of a ``node`` (NVLink, xGMI; else
+    PCIe), ``nic_bytes_per_s`` to other nodes, ``host_bytes_per_s`` to host memory. ``price_usd_h``: low and high;
+    None: not known. ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less
+    sure that is (sd of log time)."""
 
     name: str
     words: tuple[str, ...]
@@ -72,9 +72,9 @@ def accelerator_of(name: str, entry: Mapping[str, Any]) -> Accelerator:
             name, tuple(entry.get("words", ())), float(entry["read_tbs"]) * TB,
             {k: float(v) * TF for k, v in entry["flops_tf"].items()}, float(entry.get("link_gbs", 0)) * GB,
             str(entry.get("source", "given by the user")), tuple(entry.get("unless", ())), str(entry.get("note", "")),
-            float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB), scaled("host_gbs", GB),
-            scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None, str(entry.get("fit", "")),
-            float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
+            float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB),
+            scaled("host_gbs", GB), scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None,
+            str(entry.get("fit", "")), float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(
@@ -108,8 +108,8 @@ def find(name: str) -> Accelerator | None:
 
 
 def machine(name: str) -> Accelerator:
-    """By the name a user types (``h100``, ``mi300x``, ``b200``), a device's own name, or a ``.toml`` file with one entry
-    like those of ``machines.toml``.
+    """By the name a user types (``h100``, ``mi300x``, ``b200``), a device's own name, or a ``.toml`` file with one
+    entry like those of ``machines.toml``.
 
     Raises:
         UsageError: none of these; names the nearest.

@@ -111,7 +111,8 @@ def check(arch: Arch, layout: Layout) -> None:
 
 
 def operations(arch: Arch, precision: Precision, layout: Layout) -> Operations:
-    """One step's operations on one device of one pipeline's worth of layers (all of them: stages run one after another).
+    """One step's operations on one device of one pipeline's worth of layers (all of them: stages run one after
+    another).
 
     Raises:
         UsageError: the layout cannot be.
@@ -125,8 +126,9 @@ def operations(arch: Arch, precision: Precision, layout: Layout) -> Operations:
     if arch.experts:
         inside = width // layout.ep
         kind = expert_type(precision)
-        experts = (Experts(arch.hidden, shards(arch.expert_inter, inside), arch.experts, shards(arch.experts, layout.ep),
-                           arch.chosen, arch.expert_layers, kind, _expert_compute(precision, kind)),)  # fmt: skip
+        experts = (Experts(arch.hidden, shards(arch.expert_inter, inside), arch.experts,
+                           shards(arch.experts, layout.ep), arch.chosen, arch.expert_layers, kind,
+                           _expert_compute(precision, kind)),)  # fmt: skip
     return Operations(tuple(products), experts, _attention(arch, precision, tp), _collectives(arch, layout),
                       _small(arch, precision), _activations(arch, tp),
                       2.0 * 4 * shards(arch.linear_state, tp) * arch.linear_layers,

@@ -1,13 +1,13 @@
 """Power by what a device is busy with, and what a cap on it costs. Pure.
 
 The power of a step is that of a device that is on, plus what each resource draws while it is the one that is waited for
-(``kernels.RESOURCES``): reading weights and KV moves bytes, computing switches multipliers, links and the host leave most of
-the chip idle. The shares of the device's rated power are fitted (``fitted.json``, ``power``) on services measured at many batch
-sizes; a device draws no more than its rating.
+(``kernels.RESOURCES``): reading weights and KV moves bytes, computing switches multipliers, links and the host leave
+most of the chip idle. The shares of the device's rated power are fitted (``fitted.json``, ``power``) on services
+measured at many batch sizes; a device draws no more than its rating.
 
-Under a cap the clock falls until dynamic power fits: power goes with the clock to the power ``exponent`` (voltage falls with
-it), time of computing with its inverse, and reading does not slow (Patel et al. 2024, "Splitwise", arXiv 2311.18677: at half
-the power prompts take 1.3 times as long, tokens as long as before).
+Under a cap the clock falls until dynamic power fits: power goes with the clock to the power ``exponent`` (voltage
+falls with it), time of computing with its inverse, and reading does not slow (Patel et al. 2024, "Splitwise", arXiv
+2311.18677: at half the power prompts take 1.3 times as long, tokens as long as before).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Floats = NDArray[np.float64]
 
 
 def shares(machine: Accelerator) -> Mapping[str, float]:
-    """Shares of the rated power: ``idle``; ``active`` while steps run, and on top of it by resource; of the machine's fit,
-    or of all machines'."""
+    """Shares of the rated power: ``idle``; ``active`` while steps run, and on top of it by resource; of the machine's
+    fit, or of all machines'."""
     power = fitted()["power"]
     found: Mapping[str, float] = {**power["default"], **power.get(machine.fit, {})}
     return found

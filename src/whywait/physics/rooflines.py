@@ -1,8 +1,9 @@
 """The plain form of each operation's time, before the fitted correction: what ``tools/fit_ops.py`` fits against and
 ``kernels`` evaluates. Pure.
 
-Of an operation that reads for ``r`` s and computes for ``c`` s: ``launch + (r^3 + c^3)^(1/3)``, close to the longer of the
-two and a little more where they are alike. The correction is a factor per shape, linear in the logarithms between knots.
+Of an operation that reads for ``r`` s and computes for ``c`` s: ``launch + (r^3 + c^3)^(1/3)``, close to the longer of
+the two and a little more where they are alike. The correction is a factor per shape, linear in the logarithms between
+knots.
 """
 
 from __future__ import annotations
@@ -78,9 +79,9 @@ def expert_features(x: ExpertShape, spread: Floats) -> tuple[Floats, ...]:
 def decode_terms(
     seqs: Floats, context: Floats, shape: tuple[float, float, float], rates: tuple[float, float]
 ) -> Floats:
-    """(rows, 5): what one layer's attention over ``seqs`` sequences of ``context`` tokens in all is linear in: a constant,
-    query values, KV values of a sequence, seconds of reading KV, seconds of multiplying. ``shape``: query values per
-    sequence (heads × size), KV bytes per token, flops per token of context; ``rates``: bytes/s, flops/s."""
+    """(rows, 5): what one layer's attention over ``seqs`` sequences of ``context`` tokens in all is linear in: a
+    constant, query values, KV values of a sequence, seconds of reading KV, seconds of multiplying. ``shape``: query
+    values per sequence (heads × size), KV bytes per token, flops per token of context; ``rates``: bytes/s, flops/s."""
     width, kv_bytes, flops = shape
     one = np.ones(np.broadcast_shapes(np.shape(seqs), np.shape(context)))
     return np.stack([one, one * seqs * width * 1e-9, one * seqs * kv_bytes * 1e-9, one * context * kv_bytes / rates[0],

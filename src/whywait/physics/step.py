@@ -21,9 +21,9 @@ from whywait.physics.ops import Operations, operations
 from whywait.physics.rooflines import READ
 
 Floats = NDArray[np.float64]
-_GRID = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768,
-                  896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 24576,
-                  32768, 65536, 131072], dtype=np.int64)  # fmt: skip
+_GRID = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640,
+                  768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384,
+                  24576, 32768, 65536, 131072], dtype=np.int64)  # fmt: skip
 _LINEAR_SHARE = 0.15  # of the rate that chunked recurrences reach; not in the tables: a guess
 _HEAD_ROWS = 256  # sequences over which what a row of the output table adds is taken
 
@@ -31,8 +31,9 @@ _HEAD_ROWS = 256  # sequences over which what a row of the output table adds is 
 class StepCost(NamedTuple):
     """One engine (all devices of one replica together). Seconds throughout.
 
-    A step of ``T`` tokens, of which ``B`` sequences decode over ``K`` tokens of context in all (``Kw`` where layers look at
-    most ``window`` tokens back), while ``P`` sequences prefill, whose tokens look back at ``A`` (``Aw``) pairs in all, takes
+    A step of ``T`` tokens, of which ``B`` sequences decode over ``K`` tokens of context in all (``Kw`` where layers
+    look at most ``window`` tokens back), while ``P`` sequences prefill, whose tokens look back at ``A`` (``Aw``) pairs
+    in all, takes
 
     ``max(step_s + [P > 0] prefill_step_s + linear(T) + seq_s B + kv_s K + window_s Kw + prefill_seq_s P + pair_s A +
     window_pair_s Aw, floor_s + floor_seq_s (B + P))``
@@ -94,8 +95,8 @@ def step_cost(  # noqa: PLR0917
     efficiency: Efficiency,
     tokens_per_seq: int = 1,
 ) -> StepCost:
-    """The cost of the steps of one engine. ``tokens_per_seq``: tokens that a decoding sequence computes in a step (1, and
-    drafts when speculating).
+    """The cost of the steps of one engine. ``tokens_per_seq``: tokens that a decoding sequence computes in a step (1,
+    and drafts when speculating).
 
     Raises:
         UsageError: the layout cannot be.
@@ -106,9 +107,12 @@ def step_cost(  # noqa: PLR0917
 def total(parts: StepParts) -> StepCost:
     """Resources added up."""
     p = parts
-    return StepCost(p.grid, p.linear_s.sum(axis=0), *(float(v.sum()) for v in (p.step_s, p.prefill_step_s, p.seq_s, p.kv_s,
-                    p.window_s)), p.window, *(float(v.sum()) for v in (p.prefill_seq_s, p.pair_s, p.window_pair_s)),
-                    p.floor_s, p.floor_seq_s)  # fmt: skip
+    step, prefill_step, seq, kv, window, prefill_seq, pair, window_pair = (
+        float(v.sum())
+        for v in (p.step_s, p.prefill_step_s, p.seq_s, p.kv_s, p.window_s, p.prefill_seq_s, p.pair_s, p.window_pair_s)
+    )
+    return StepCost(p.grid, p.linear_s.sum(axis=0), step, prefill_step, seq, kv, window, p.window, prefill_seq, pair,
+                    window_pair, p.floor_s, p.floor_seq_s)  # fmt: skip
 
 
 def step_parts(  # noqa: PLR0917
@@ -156,8 +160,8 @@ def step_parts(  # noqa: PLR0917
 
 
 def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:
-    """(5, n) over the grid. A pipeline of ``pp`` stages works on ``pp`` parts of the step's tokens at once; ``dp`` parts
-    have their own attention and dense layers."""
+    """(5, n) over the grid. A pipeline of ``pp`` stages works on ``pp`` parts of the step's tokens at once; ``dp``
+    parts have their own attention and dense layers."""
     tokens = _GRID / layout.pp
     mine = np.maximum(tokens / layout.dp, 1.0)
     tokens = np.maximum(tokens, 1.0)
@@ -178,8 +182,8 @@ def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:
 
 
 def work(parts: StepParts, steps: StepWork) -> Floats:
-    """Seconds by resource, (5, rows): they add up to each step's time. What the host takes beyond the device (the floor of
-    ``StepCost``) is the host's."""
+    """Seconds by resource, (5, rows): they add up to each step's time. What the host takes beyond the device (the
+    floor of ``StepCost``) is the host's."""
     t = np.asarray(steps.tokens, dtype=float)
     g, lin = parts.grid.astype(float), parts.linear_s
     at = np.clip(np.searchsorted(g, t, side="right") - 1, 0, len(g) - 2)
