@@ -154,7 +154,9 @@ def step_parts(  # noqa: PLR0917
             found["prefill_seq"] += each
     linear = _linear(ops, kernels, layout) + np.outer(found["token"] + unit[HOST] * e.token * host["token_s"], _GRID)
     window = arch.window if arch.window_layers else arch.index_top
-    return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * host["prefill_step_s"], found["seq"],
+    # Outside of a graph devices are launched one by one, and every collective waits for the last.
+    prompts = host["prefill_step_s"] + host["skew_s"] * sum(c.times for c in ops.collectives)
+    return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * prompts, found["seq"],
                      found["kv"], found["window"], window, found["prefill_seq"], found["pair"], found["window_pair"],
                      e.step * host["floor_s"], e.sequence * host["floor_seq_s"])  # fmt: skip
 

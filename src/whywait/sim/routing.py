@@ -45,7 +45,7 @@ def route(w: World, clock: Clock, row: int, at: float) -> int:
 
 @jit
 def busy(eng: Engine) -> int:
-    return eng.running + eng.waiting
+    return eng.running + eng.waiting + eng.inbox
 
 
 @jit
