@@ -1,5 +1,5 @@
-"""What is simulated: a machine, a model, a layout, an engine with its limits, and the techniques in use. Frozen: a what-if
-is ``replace()``."""
+"""What is simulated: a machine, a model, a layout, an engine with its limits, and the techniques in use. Frozen: a
+what-if is ``replace()``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
-from whywait.physics.layout import Layout as Layout
-from whywait.physics.layout import Precision as Precision
+from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
+
+__all__ = ["POLICIES", "ROUTING", "Deployment", "Engine", "Layout", "Precision", "Speculation", "Split", "Tier"]
 
 POLICIES = ("vllm", "sglang", "trtllm", "llama.cpp", "static")
 ROUTING = ("round robin", "least load", "prefix")
@@ -28,7 +29,8 @@ class Engine:
     prefix_cache: bool = True
     memory_share: float = 0.9  # of the device's memory, for weights, KV and working space
     kv_blocks: int | None = None  # from the engine's log; None: computed
-    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), or a share by SGLang's rule
+    #: KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), share (SGLang's rule)
+    reserve: str = "none"
     priority: bool = False
     frontend_s: float = 0.002  # HTTP, templating, tokenising, per request
     frontend_token_s: float = 0.0  # the same per prompt token
@@ -37,7 +39,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Speculation:
-    """``drafts`` tokens proposed per step, accepted by position with ``acceptance`` (each given that all before it were)."""
+    """``drafts`` tokens proposed per step, accepted by position with ``acceptance`` (each given that all before it
+    were)."""
 
     kind: str  # draft, ngram, mtp
     drafts: int
@@ -57,13 +60,14 @@ class Tier:
 
 @dataclass(frozen=True)
 class Split:
-    """Prefill and decode on engines of their own. KV goes over ``bytes_per_s`` per prefill engine; ``overlap`` of it is
-    hidden behind prefill (layer by layer); at most ``in_flight`` hand-overs are reserved at one decode engine."""
+    """Prefill and decode on engines of their own. KV goes over ``bytes_per_s`` per prefill engine (0: its devices'
+    NICs); ``overlap`` of it is hidden behind prefill (layer by layer); at most ``in_flight`` hand-overs are reserved
+    at one decode engine."""
 
     prefill: int
     decode: int
     prefill_layout: Layout | None = None
-    bytes_per_s: float = 50e9
+    bytes_per_s: float = 0.0
     latency_s: float = 0.001
     overlap: float = 0.0
     in_flight: int = 0  # 0: no cap
@@ -73,13 +77,28 @@ class Split:
 class Deployment:
     machine: Accelerator
     model: Arch
-    precision: Precision = Precision()
-    layout: Layout = Layout()
+    precision: Precision = field(default_factory=Precision)
+    layout: Layout = field(default_factory=Layout)
     replicas: int = 1
-    engine: Engine = Engine()
+    engine: Engine = field(default_factory=Engine)
     routing: str = "round robin"
     speculation: Speculation | None = None
     tiers: tuple[Tier, ...] = ()
     split: Split | None = None
-    efficiency: Efficiency = Efficiency()
+    #: How this service compares with the fits: a calibration sets it.
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    #: On top of it: what a technique makes faster or slower.
+    hardware: Efficiency = field(default_factory=Efficiency)
+    power_cap_w: float | None = None  # per device
+    priority_class: str = (
+        ""  # with ``engine.priority``: goes before the others; '': classes in the order of their TTFT SLO
+    )
     applied: tuple[str, ...] = field(default=())  # techniques applied, by name, in order
+
+    @property
+    def devices(self) -> int:
+        """Of all replicas; with a split, of all prefill and decode engines."""
+        if self.split is None:
+            return self.replicas * self.layout.devices
+        first = self.split.prefill_layout or self.layout
+        return self.replicas * (self.split.prefill * first.devices + self.split.decode * self.layout.devices)
