@@ -25,7 +25,7 @@ _GRID = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 
                   768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384,
                   24576, 32768, 65536, 131072], dtype=np.int64)  # fmt: skip
 _LINEAR_SHARE = 0.15  # of the rate that chunked recurrences reach; not in the tables: a guess
-_HEAD_ROWS = 512  # rows of the output table at most: it sees sequences, of which a step has fewer than tokens
+_HEAD_ROWS = 256  # sequences over which what a row of the output table adds is taken
 
 
 class StepCost(NamedTuple):
@@ -145,6 +145,13 @@ def step_parts(  # noqa: PLR0917
                             ("token", of_token), ("window_pair" if windowed else "pair", of_pair)):  # fmt: skip
             found[name] += value * a.times / ways
     found["seq"] += unit[KV] * e.kv * ops.state_bytes / (machine.read_bytes_per_s * READ) / ways
+    for p in ops.products:
+        if p.rows == "sequences":  # however many tokens a prompt has, its output table is asked for one row
+            once, more = (np.reshape(kernels.product(p, np.array([m])), 5) * p.times for m in (1.0, float(_HEAD_ROWS)))
+            each = (more - once) / (_HEAD_ROWS - 1) / ways
+            found["step"] += once
+            found["seq"] += each * tokens_per_seq
+            found["prefill_seq"] += each
     linear = _linear(ops, kernels, layout) + np.outer(found["token"] + unit[HOST] * e.token * host["token_s"], _GRID)
     window = arch.window if arch.window_layers else arch.index_top
     return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * host["prefill_step_s"], found["seq"],
@@ -160,7 +167,8 @@ def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:
     tokens = np.maximum(tokens, 1.0)
     found = np.zeros((5, len(_GRID)))
     for p in ops.products:
-        found += p.times * kernels.product(p, np.minimum(mine, _HEAD_ROWS) if p.rows == "sequences" else mine)
+        if p.rows != "sequences":
+            found += p.times * kernels.product(p, mine)
     for x in ops.experts:
         found += x.times * kernels.experts(x, tokens)
     for c in ops.collectives:
