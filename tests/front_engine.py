@@ -1,4 +1,4 @@
-"""A plain engine for tests of the simulated service's HTTP side: first come first served, whole prompts, fixed costs."""
+"""A plain engine for tests of the simulated service: first come first served, whole prompts, fixed costs."""
 
 from __future__ import annotations
 

@@ -20,13 +20,14 @@ from whywait.sim import front_ask
 from whywait.sim.front_ask import PATHS, Ask, Blocks, Refused, Room
 from whywait.sim.front_metrics import Facts, Late, Told, page
 from whywait.sim.front_pace import Engine, New, Pace
-from whywait.sim.front_stream import SERVER, P, Stream
+from whywait.sim.front_stream import SERVER, Stream
 from whywait.units import NS_PER_S
 
 MOST_IN_FLIGHT = 4096  # requests in work and waiting, of one replica
 VERSION = f"0.32.0+whywait.sim.{__version__}"  # the version of vLLM whose answers these look like
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 JSON = "application/json"
+DRAWN = Lengths("lognormal", 256, 0.6)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Service:
     frontend_token_s: float = 0.0
     reply_s: float = 0.0
     routing: str = "round robin"
-    drawn: Lengths = Lengths("lognormal", 256, 0.6)
+    drawn: Lengths = DRAWN
     speed: float = 1.0
     seed: int = 1
     speculates: bool = False

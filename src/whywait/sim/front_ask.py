@@ -1,4 +1,4 @@
-"""What one request to the simulated service asks for, or why it is refused; prompts counted and cut into KV blocks. Pure.
+"""What a request to the simulated service asks for, or why it is refused; prompts counted and cut into blocks. Pure.
 
 There is no tokenizer: four bytes of UTF-8 are a token. A chat is laid out as text first (``layout``): a head of four
 tokens for each message, its content filled up to a whole token, and a head that opens the answer. So a turn of a
@@ -16,8 +16,8 @@ import orjson
 from whywait.net.dialect import MOST
 
 BYTES_PER_TOKEN = 4
-TOKEN = " tok"  # of an answer; one token by the same rule
-TOKEN_ID = int.from_bytes(TOKEN.encode(), "big")
+WORD = " tok"  # what answers are made of; one token by the same rule
+WORD_ID = int.from_bytes(WORD.encode(), "big")
 HEAD_TOKENS = 4  # of each message, and of the answer
 COMPLETION_TOKENS = 16  # of a completion that does not say max_tokens; OpenAI's default, and vLLM's
 PATHS = {"/v1/chat/completions": True, "/v1/completions": False}  # whether it is a chat
@@ -205,7 +205,9 @@ class Room:
         """
         prompt, limit, most = ask.prompt_tokens, ask.limit, self.context
         if limit is not None and limit > most:
-            raise Refused(400, f"max_tokens={limit} is more than max_model_len={most}: ask for less", param="max_tokens")
+            raise Refused(
+                400, f"max_tokens={limit} is more than max_model_len={most}: ask for less", param="max_tokens"
+            )
         if prompt + (limit or ask.least or 1) > most:
             raise Refused(
                 400,

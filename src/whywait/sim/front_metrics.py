@@ -1,5 +1,5 @@
-"""The metrics of the simulated service as a Prometheus page under vLLM's names. Seconds are those of the timetable at the
-pace it is served: what a client that is not late would see. No sockets."""
+"""The metrics of the simulated service as a Prometheus page under vLLM's names. Seconds are those of the timetable, at
+the pace it is served: what a client that is not late would see. No sockets."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ class Facts:
 def page(facts: Facts, engines: Sequence[tuple[Told, Now]], rejected: int) -> bytes:
     """The page of a service of one engine or several (replicas, told apart by the label ``engine`` as vLLM does)."""
     out: list[str] = []
-    each = [(_labels({"engine": str(i), "model_name": facts.model}), told, now) for i, (told, now) in enumerate(engines)]
+    each = [
+        (_labels({"engine": str(i), "model_name": facts.model}), told, now) for i, (told, now) in enumerate(engines)
+    ]
 
     def family(name: str, kind: str, text: str, lines: Iterable[str]) -> None:
         out.extend((f"# HELP {name} {text}", f"# TYPE {name} {kind}", *lines))

@@ -1,4 +1,4 @@
-"""One simulated engine stepped at true pace: each step takes as long as the simulation says, and its tokens leave at its end.
+"""One simulated engine at true pace: a step takes as long as the simulation says, and its tokens leave at its end.
 
 The timetable is absolute: a step begins when the one before it was *due* to end, however late this machine was, so
 lateness does not add up. Only where it falls more than ``SLIP_NS`` behind is the timetable moved, and that is counted.

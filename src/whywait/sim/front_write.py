@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from whywait.net.reply import DONE, framed, sse
-from whywait.sim.front_ask import TOKEN, TOKEN_ID, Ask
+from whywait.sim.front_ask import WORD, WORD_ID, Ask
 
 FINGERPRINT = "whywait-sim"
 
@@ -65,13 +65,13 @@ class Answer:
         return b"%x\r\n%b\r\n" % (size, out) if self._chunked else out
 
     def _choice(self, tokens: int, finish: str | None) -> dict[str, Any]:
-        text = TOKEN * tokens
+        text = WORD * tokens
         choice: dict[str, Any] = {"index": 0, **({"delta": {"content": text}} if self.ask.chat else {"text": text})}
         choice |= {"logprobs": None, "finish_reason": finish}
         if finish is not None:
             choice["stop_reason"] = None
         if self.ask.token_ids:
-            choice["token_ids"] = [TOKEN_ID] * tokens
+            choice["token_ids"] = [WORD_ID] * tokens
         return choice
 
     def closing(self, tokens: int, so_far: int, finish: str, cached: int, stages: Stages) -> bytes:
