@@ -33,7 +33,7 @@ class Plain:
         while self.waiting and len(self.running) < self.seqs:
             new = self.waiting.popleft()
             hits = [b in self.seen for b in new.chain] + [False]
-            cached = min(hits.index(False) * BLOCK, new.prompt - 1)
+            cached = min(hits.index(False), (new.prompt - 1) // BLOCK) * BLOCK
             self.seen.update(new.chain)
             self.running[new.id] = [new.output, new.prompt]
             scheduled.append((new.id, cached))

@@ -17,7 +17,7 @@ from whywait.core.lengths import Lengths
 from whywait.net.reply import Reply, Request, error
 from whywait.net.serve import Server
 from whywait.sim import front_ask
-from whywait.sim.front_ask import PATHS, Ask, Blocks, Refused, Room
+from whywait.sim.front_ask import PATHS, WORD, Ask, Blocks, Refused, Room
 from whywait.sim.front_metrics import Facts, Late, Told, page
 from whywait.sim.front_pace import Engine, New, Pace
 from whywait.sim.front_stream import SERVER, Stream
@@ -116,7 +116,9 @@ class Front:
         ask = replace(ask, model=service.model)
         drawn = 1 if ask.limit is not None else int(service.drawn.sample(1, self._random)[0])
         output, finish = self._room.output(ask, drawn)
-        chain = self._blocks.chain(ask.text, ask.salt) if service.prefix_cache else []
+        # The answer is known beforehand, and the blocks it fills will be found by the next turn of a conversation.
+        text = ask.text + WORD.encode() * output
+        chain = self._blocks.chain(text, ask.salt) if service.prefix_cache else []
         pace = self._route(chain)
         if len(pace.sinks) >= MOST_IN_FLIGHT:
             self.rejected += 1
@@ -126,11 +128,11 @@ class Front:
         id, frontend_s = self.requests, service.frontend_s + service.frontend_token_s * ask.prompt_tokens
         ready_ns = stream.arrived_ns + int(frontend_s / service.speed * NS_PER_S)
 
-        def ended(_stream: Stream, why: str) -> None:
+        def ended(why: str) -> None:
             pace.told.finished[why] += 1
             (pace.drop if why == "abort" else pace.ended)(id)
 
-        stream.ended = ended
+        stream.ended, stream.looked_up = ended, service.prefix_cache
         stream.start(id, int(time()), ready_ns)
         if not stream.over:
             pace.add(New(id, ask.prompt_tokens, output, chain, ask.priority), ready_ns, stream)

@@ -18,16 +18,17 @@ P = "vllm:"
 
 class Stream:
     """``output`` tokens for ``ask``, ended by ``finish``. Stamps are ns on the monotonic axis, by the timetable; 0: not
-    yet. ``ended`` is told once: by how many tokens, and why."""
+    yet. ``ended`` is told once, and why."""
 
     def __init__(self, ask: Ask, reply: Reply, told: Told, output: int, finish: str) -> None:
         self.ask, self.reply, self.told = ask, reply, told
         self.output, self.finish = output, finish
         self.n = self.cached = 0
         self.over = False
+        self.looked_up = True  # in a prefix cache
         self.arrived_ns = reply.request.accepted_ns
         self.queued_ns = self.scheduled_ns = self.first_ns = self.last_ns = 0
-        self.ended: Callable[[Stream, str], None] = lambda _stream, _why: None
+        self.ended: Callable[[str], None] = lambda _why: None
         reply.on_gone = self.gone
 
     def start(self, serial: int, created: int, queued_ns: int) -> None:
@@ -40,6 +41,9 @@ class Stream:
     def scheduled(self, at_ns: int, cached: int) -> None:
         self.scheduled_ns, self.cached = at_ns, cached
         self.told.observe(P + "request_queue_time_seconds", max(0, at_ns - self.queued_ns) / NS_PER_S)
+        if self.looked_up:
+            self.told.add(P + "prefix_cache_queries_total", self.ask.prompt_tokens)
+            self.told.add(P + "prefix_cache_hits_total", cached)
 
     def tokens(self, count: int, at_ns: int) -> None:
         """The hot path: one send for each step of each stream."""
@@ -77,13 +81,13 @@ class Stream:
             body = self.answer.whole(self.n, self.finish, self.cached, stages)
             self.reply.send(200, body, headers=SERVER)
         self._account()
-        self.ended(self, self.finish)
+        self.ended(self.finish)
 
     def gone(self) -> None:
         """The client hung up."""
         if not self.over:
             self.over = True
-            self.ended(self, "abort")
+            self.ended("abort")
 
     def stages(self) -> Stages:
         ms = NS_PER_MS
