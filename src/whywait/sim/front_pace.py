@@ -19,8 +19,8 @@ IDLE = Now(0, 0, 0.0)
 
 
 class New(NamedTuple):
-    """A request as the engine sees it. ``chain``: numbers of its whole KV blocks by content, from the prompt on into the
-    answer; the blocks of the answer are there for others once they are filled."""
+    """A request as the engine sees it. ``chain``: numbers of its whole KV blocks by content, on into the answer, whose
+    blocks are there for others once they are filled."""
 
     id: int
     prompt: int
