@@ -35,3 +35,40 @@ class Arch:
     linear_layers: int = 0  # layers whose state does not grow with context (linear attention, SSM): no KV
     mtp_layers: int = 0  # layers that predict further tokens
     source: str = ""
+    linear_in: int = 0  # columns of a linear layer's input projections together
+    linear_out: int = 0  # rows of its output projection
+    linear_state: int = 0  # values of its state, per sequence
+    query_gate: bool = False  # the query projection also makes a gate of the attention's output
+    index_top: int = 0  # tokens that sparse attention picks (DeepSeek-V3.2); 0: attention is dense
+    index_size: int = 0  # key values that its indexer keeps per token
+    max_context: int = 0  # tokens; 0: not known
+    native: str = "bf16"  # what the published weights are stored in
+    native_experts: str = ""  # of the experts, where it differs
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep KV of every token, or of a window."""
+        return self.layers - self.linear_layers
+
+    @property
+    def expert_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def kv_values(self) -> int:
+        """KV values that one layer with attention keeps per token."""
+        if self.latent:
+            return self.latent + self.rope + self.index_size
+        return 2 * self.kv_heads * self.head_size
+
+
+def arch_of(name: str) -> Arch:
+    """The architecture of a model by its name in the catalogue, a folder with ``config.json``, a ``.gguf`` file or a
+    ``.toml`` file with an entry like those of the catalogue.
+
+    Raises:
+        UsageError: none of these; names the nearest that are known.
+    """
+    from whywait.physics.catalog import find_arch
+
+    return find_arch(name)

@@ -1,29 +1,36 @@
-"""What accelerators can do at most, as data with a source per figure, and which of them a device's name says it is.
+"""What accelerators can do at most, as data with a source per figure (``machines.toml``), and which of them a device's
+name says it is.
 
-Dense rates (no structured sparsity), one device. The figures are those of the makers' data sheets as two public
-collections give them, both read in 2026: ``stas`` is github.com/stas00/ml-engineering (compute/accelerator), ``aic`` is
-github.com/ai-dynamo/aiconfigurator (systems). Where the two differ the lower is taken and ``note`` says so.
+Dense rates (no structured sparsity), one device. The figures are those of the makers' data sheets as public collections
+give them, read in 2026. Where two differ the lower is taken and ``note`` says so.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
+from whywait.errors import UsageError
 from whywait.physics.cost import Machine
+from whywait.physics.tables import load, parse
 
 TB, TF, GB = 1e12, 1e12, 1e9
+_REPORTED = 0.99 * 2**30  # bytes a device reports of a nominal "GB": GiB, less what firmware keeps (79.2 of 80 on an H100)
 READ_IN = "2026"
-SOURCES: Mapping[str, str] = {
-    "stas": "https://github.com/stas00/ml-engineering/tree/master/compute/accelerator",
-    "aic": "https://github.com/ai-dynamo/aiconfigurator/tree/main/src/aiconfigurator/systems",
-}
 
 
 @dataclass(frozen=True)
 class Accelerator:
     """``words`` are all in a device's name (lower case), ``unless`` none. ``flops`` by the type of the numbers
-    multiplied; ``link_bytes_per_s`` is one way of the link to other devices (NVLink, xGMI; else PCIe)."""
+    multiplied; ``link_bytes_per_s`` is one way of the link to the other devices of a ``node`` (NVLink, xGMI; else PCIe),
+    ``nic_bytes_per_s`` to other nodes, ``host_bytes_per_s`` to host memory. ``price_usd_h``: low and high; None: not
+    known. ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less sure that is
+    (sd of log time)."""
 
     name: str
     words: tuple[str, ...]
@@ -33,38 +40,47 @@ class Accelerator:
     source: str
     unless: tuple[str, ...] = ()
     note: str = ""
+    memory_bytes: float = 0.0  # 0: not known
+    node: int = 8
+    nic_bytes_per_s: float | None = None
+    host_bytes_per_s: float | None = None
+    tdp_w: float | None = None
+    price_usd_h: tuple[float, float] | None = None
+    fit: str = ""
+    scatter: float = 0.3
+    also: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:  # ``flops`` is a mapping; equal ones have the same name
+        return hash(self.name)
 
 
-def _flops(bf16: float, fp8: float | None = None, fp4: float | None = None) -> dict[str, float]:
-    found = {"bf16": bf16, "fp8": fp8, "fp4": fp4}
-    return {k: v * TF for k, v in found.items() if v is not None}
+def _accelerator(name: str, entry: Mapping[str, Any]) -> Accelerator:
+    def scaled(key: str, unit: float) -> float | None:
+        return float(entry[key]) * unit if key in entry else None
+
+    try:
+        price = entry.get("price_usd_h")
+        return Accelerator(
+            name, tuple(entry.get("words", ())), float(entry["read_tbs"]) * TB,
+            {k: float(v) * TF for k, v in entry["flops_tf"].items()}, float(entry.get("link_gbs", 0)) * GB,
+            str(entry.get("source", "given by the user")), tuple(entry.get("unless", ())), str(entry.get("note", "")),
+            float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB), scaled("host_gbs", GB),
+            scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None, str(entry.get("fit", "")),
+            float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise UsageError(f"machine {name!r}: {exc} is missing or no number", "keys as in physics/machines.toml") from exc
 
 
-ACCELERATORS: tuple[Accelerator, ...] = (
-    Accelerator("A100 80GB SXM", ("a100", "80gb"), 2.039 * TB, _flops(312), 300 * GB, "aic, stas",
-                ("pcie",)),
-    Accelerator("A100 80GB PCIe", ("a100", "pcie"), 1.935 * TB, _flops(312), 32 * GB, "aic"),
-    Accelerator("H100 PCIe", ("h100", "pcie"), 2.0 * TB, _flops(756, 1513), 64 * GB, "aic"),
-    Accelerator("H100 SXM", ("h100",), 3.35 * TB, _flops(989, 1979), 450 * GB, "aic, stas",
-                ("pcie", "nvl", "gh200")),
-    Accelerator("H200 SXM", ("h200",), 4.8 * TB, _flops(989, 1979), 450 * GB, "aic, stas",
-                ("nvl", "gh200")),
-    Accelerator("GB300", ("gb300",), 8.0 * TB, _flops(2500, 5000, 15000), 900 * GB, "aic, stas"),
-    Accelerator("GB200", ("gb200",), 8.0 * TB, _flops(2500, 5000, 10000), 900 * GB, "aic, stas"),
-    Accelerator("B300", ("b300",), 7.75 * TB, _flops(2250, 4500, 13500), 900 * GB, "aic, stas", (),
-                "8.0 TB/s by stas"),
-    Accelerator("B200", ("b200",), 7.7 * TB, _flops(2250, 4500, 9000), 900 * GB, "aic, stas", (),
-                "8.0 TB/s by stas"),
-    Accelerator("L40S", ("l40s",), 0.864 * TB, _flops(362, 733), 32 * GB, "aic, stas"),
-    Accelerator("L4", ("l4",), 0.300 * TB, _flops(121, 242), 32 * GB, "aic"),
-    Accelerator("RTX PRO 6000 Blackwell Server", ("rtx", "pro", "6000", "blackwell"), 1.792 * TB,
-                _flops(468, 936, 1871), 64 * GB, "aic"),
-    Accelerator("MI300X", ("mi300x",), 5.3 * TB, _flops(1307, 2615), 448 * GB, "stas"),
-    Accelerator("MI325X", ("mi325x",), 6.0 * TB, _flops(1307, 2615), 448 * GB, "stas"),
-    Accelerator("MI355X", ("mi355x",), 8.0 * TB, _flops(2516, 5033, 10066), 536 * GB, "stas"),
-    Accelerator("Gaudi 3", ("gaudi", "3"), 3.7 * TB, _flops(1677, 1677), 600 * GB, "stas", (),
-                "an older white paper gives 1835 TF of BF16"),
-)  # fmt: skip
+@cache
+def _shipped() -> Mapping[str, Any]:
+    return parse(files("whywait.physics").joinpath("machines.toml").read_text("utf-8"), "machines.toml")
+
+
+SOURCES: Mapping[str, str] = _shipped()["meta"]["sources"]
+#: All machines; ``ACCELERATORS`` are those that a device's own name can mean or a data sheet describes.
+MACHINES: tuple[Accelerator, ...] = tuple(_accelerator(n, e) for n, e in _shipped().items() if n != "meta")
+ACCELERATORS: tuple[Accelerator, ...] = tuple(a for a in MACHINES if a.words)
 
 
 def find(name: str) -> Accelerator | None:
@@ -79,6 +95,28 @@ def find(name: str) -> Accelerator | None:
         if all(has(w) for w in a.words) and not any(has(w) or w in words for w in a.unless):
             return a
     return None
+
+
+def machine(name: str) -> Accelerator:
+    """By the name a user types (``h100``, ``mi300x``, ``b200``), a device's own name, or a ``.toml`` file with one entry
+    like those of ``machines.toml``.
+
+    Raises:
+        UsageError: none of these; names the nearest.
+    """
+    if name.endswith(".toml") and Path(name).is_file():
+        entries = [_accelerator(n, e) for n, e in load(Path(name)).items() if n != "meta" and isinstance(e, Mapping)]
+        if len(entries) != 1:
+            raise UsageError(f"{name} describes {len(entries)} machines", "one entry per file")
+        return entries[0]
+    low = name.strip().lower()
+    names = {known.lower(): a for a in MACHINES for known in (*a.also, a.name)}
+    found = names.get(low) or names.get(low.replace(" ", "-")) or find(name)
+    if found is None:
+        near = difflib.get_close_matches(low, list(names), n=3, cutoff=0.3)
+        hint = ", ".join(dict.fromkeys(names[n].also[0] for n in near))
+        raise UsageError(f"machine {name!r} is not in the catalogue", f"nearest: {hint or 'none'}; or give a .toml entry")
+    return found
 
 
 def machine_of(names: Iterable[str], dtype: str = "bf16") -> Machine | None:

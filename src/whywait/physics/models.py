@@ -24,9 +24,7 @@ BYTES: Mapping[str, float] = {
     "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32, "int4": 0.5, "fp4": 0.5,
 }  # fmt: skip
 #: Families whose feed-forward part is two matrices (up, down) and not three (gate, up, down).
-_PLAIN_MLP = frozenset(
-    {"gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt", "starcoder2", "gpt_bigcode"}
-)
+PLAIN_MLP = frozenset({"gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "mpt", "starcoder2", "gpt_bigcode"})
 _MOST_META = 64 << 20  # bytes of GGUF metadata read at most; vocabularies take a few megabytes
 
 
@@ -128,8 +126,9 @@ def from_config(config: Mapping[str, Any]) -> Shape | None:
                  window or None, "config.json")  # fmt: skip
 
 
-def from_gguf(path: Path) -> Shape | None:
-    """The shape of a GGUF file by its metadata and its list of tensors (specification: ggml, docs/gguf.md).
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, int], int]:
+    """Of a GGUF file: its metadata, the number of values of each tensor, and the bytes of all (specification: ggml,
+    docs/gguf.md).
 
     Raises:
         OSError, ValueError, struct.error: it cannot be read, or is not GGUF of version 2 or 3.
@@ -141,7 +140,16 @@ def from_gguf(path: Path) -> Shape | None:
         meta = dict(_entry(file) for _ in range(entries))
         sizes = dict(_tensor(file) for _ in range(tensors))
         step = int(meta.get("general.alignment") or 32)
-        weight_bytes = path.stat().st_size - -(-file.tell() // step) * step
+        return meta, sizes, path.stat().st_size - -(-file.tell() // step) * step
+
+
+def from_gguf(path: Path) -> Shape | None:
+    """The shape of a GGUF file by its metadata and its list of tensors.
+
+    Raises:
+        OSError, ValueError, struct.error: as of ``read_gguf``.
+    """
+    meta, sizes, weight_bytes = read_gguf(path)
     arch = str(meta.get("general.architecture", ""))
 
     def get(key: str) -> Any:
@@ -180,7 +188,7 @@ def _attention(c: Mapping[str, Any], sizes: tuple[int, int, int, int]) -> tuple[
 def _mlp(c: Mapping[str, Any], hidden: int, layers: int) -> tuple[float, float, float]:
     """Of all layers: weights of the dense feed-forward parts, of the experts, and the share of these on a token."""
     width = _int(c, "intermediate_size", "n_inner", "ffn_hidden_size") or 4 * hidden
-    each = hidden * (2 if c.get("model_type") in _PLAIN_MLP else 3)
+    each = hidden * (2 if c.get("model_type") in PLAIN_MLP else 3)
     experts = _int(c, "num_local_experts", "n_routed_experts", "num_experts")
     if not experts:
         return float(layers * each * width), 0.0, 1.0

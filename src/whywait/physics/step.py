@@ -11,6 +11,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.physics.arch import Arch
+from whywait.physics.efficiency import Efficiency
+from whywait.physics.fitted import fit_of, host_of
+from whywait.physics.kernels import COMPUTE, HOST, KV, LINK, RESOURCES, WEIGHTS, Kernels
+from whywait.physics.layout import Layout, Precision
+from whywait.physics.machines import Accelerator
+from whywait.physics.ops import Operations, operations
+
+Floats = NDArray[np.float64]
+_GRID = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768,
+                  896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 24576,
+                  32768, 65536, 131072], dtype=np.int64)  # fmt: skip
+_HEAD_ROWS = 512  # rows of the output table at most: it sees sequences, of which a step has fewer than tokens
+
 
 class StepCost(NamedTuple):
     """One engine (all devices of one replica together). Seconds throughout.
@@ -38,3 +52,163 @@ class StepCost(NamedTuple):
     window_pair_s: float
     floor_s: float = 0.0
     floor_seq_s: float = 0.0
+
+
+class StepParts(NamedTuple):
+    """The same by resource (``kernels.RESOURCES``): ``linear_s`` is (5, n), the others (5,)."""
+
+    grid: NDArray[np.int64]
+    linear_s: Floats
+    step_s: Floats
+    prefill_step_s: Floats
+    seq_s: Floats
+    kv_s: Floats
+    window_s: Floats
+    window: int
+    prefill_seq_s: Floats
+    pair_s: Floats
+    window_pair_s: Floats
+    floor_s: float
+    floor_seq_s: float
+
+
+class StepWork(NamedTuple):
+    """Steps, one per row; names as in ``StepCost``."""
+
+    tokens: Floats
+    decode_seqs: Floats
+    context: Floats
+    window_context: Floats
+    prefill_seqs: Floats
+    pairs: Floats
+    window_pairs: Floats
+
+
+def step_cost(
+    arch: Arch,
+    machine: Accelerator,
+    precision: Precision,
+    layout: Layout,
+    efficiency: Efficiency,
+    tokens_per_seq: int = 1,
+) -> StepCost:
+    """The cost of the steps of one engine. ``tokens_per_seq``: tokens that a decoding sequence computes in a step (1, and
+    drafts when speculating).
+
+    Raises:
+        UsageError: the layout cannot be.
+    """
+    return total(step_parts(arch, machine, precision, layout, efficiency, tokens_per_seq))
+
+
+def total(parts: StepParts) -> StepCost:
+    """Resources added up."""
+    summed = {f: v.sum(axis=0) if isinstance(v, np.ndarray) and f != "grid" else v for f, v in parts._asdict().items()}
+    return StepCost(**{f: float(v) if np.ndim(v) == 0 and f != "window" else v for f, v in summed.items()})
+
+
+def step_parts(
+    arch: Arch,
+    machine: Accelerator,
+    precision: Precision,
+    layout: Layout,
+    efficiency: Efficiency,
+    tokens_per_seq: int = 1,
+) -> StepParts:
+    """``step_cost`` before its resources are added up."""
+    ops = operations(arch, precision, layout)
+    kernels = Kernels(machine, efficiency, fit_of(machine, efficiency.family))
+    host = host_of(efficiency.family)
+    e, unit = efficiency, np.eye(len(RESOURCES))
+    ways = layout.dp * layout.pp  # sequences spread over parts that work at the same time
+    step = unit[HOST] * e.step * (host["step_s"] + ops.kernels * kernels.fit["small_s"])
+    seq = unit[HOST] * e.sequence * host["seq_s"]
+    found = {"kv": np.zeros(5), "window": np.zeros(5), "pair": np.zeros(5), "window_pair": np.zeros(5)}
+    prefill_seq = unit[HOST] * e.sequence * host["seq_s"]
+    for a in ops.attention:
+        floor, per_seq, per_token = kernels.decode(a, tokens_per_seq)
+        prefill_floor, per_pair = kernels.prefill(a)
+        windowed = "window_" if a.kind in ("window", "sparse") else ""
+        step = step + unit[HOST] * e.step * floor * a.times
+        seq = seq + unit[KV] * e.kv * per_seq * a.times / ways
+        prefill_seq = prefill_seq + unit[COMPUTE] * e.pairs * prefill_floor * a.times / ways
+        found[windowed.rstrip("_") or "kv"] += unit[KV] * e.kv * per_token * a.times / ways
+        found[windowed + "pair"] += unit[COMPUTE] * e.pairs * per_pair * a.times / ways
+    seq = seq + unit[KV] * e.kv * ops.state_bytes / (machine.read_bytes_per_s * kernels.fit["kv_read"]) / ways
+    window = arch.window if arch.window_layers else arch.index_top
+    return StepParts(_GRID, _linear(ops, kernels, layout, host["token_s"]), step, unit[HOST] * e.prefill_step * host["prefill_step_s"],
+                     seq, found["kv"], found["window"], window, prefill_seq, found["pair"], found["window_pair"],
+                     e.step * host["floor_s"], e.sequence * host["floor_seq_s"])  # fmt: skip
+
+
+def _linear(ops: Operations, kernels: Kernels, layout: Layout, token_s: float) -> Floats:
+    """(5, n) over the grid. A pipeline of ``pp`` stages works on ``pp`` parts of the step's tokens at once; ``dp`` parts
+    have their own attention and dense layers."""
+    tokens = _GRID / layout.pp
+    mine = np.maximum(tokens / layout.dp, 1.0)
+    tokens = np.maximum(tokens, 1.0)
+    found = np.zeros((5, len(_GRID)))
+    for p in ops.products:
+        found += p.times * kernels.product(p, np.minimum(mine, _HEAD_ROWS) if p.rows == "sequences" else mine)
+    for x in ops.experts:
+        found += x.times * kernels.experts(x, tokens)
+    for c in ops.collectives:
+        found += c.times * kernels.collective(c, mine)
+    e, machine = kernels.factor, kernels.machine
+    found[COMPUTE] += e.compute * mine * (ops.token_bytes / (machine.read_bytes_per_s * kernels.fit["read"])
+                                         + ops.linear_flops / (machine.flops["bf16"] * 0.15))  # fmt: skip
+    found[HOST] += e.token * token_s * _GRID
+    return found
+
+
+def work(parts: StepParts, steps: StepWork) -> Floats:
+    """Seconds by resource, (5, rows): they add up to each step's time. What the host takes beyond the device (the floor of
+    ``StepCost``) is the host's."""
+    t = np.asarray(steps.tokens, dtype=float)
+    g, lin = parts.grid.astype(float), parts.linear_s
+    at = np.clip(np.searchsorted(g, t, side="right") - 1, 0, len(g) - 2)
+    share = (t - g[at]) / (g[at + 1] - g[at])
+    found = np.asarray(lin[:, at] + share * (lin[:, at + 1] - lin[:, at]), dtype=float)
+    rows = ((parts.step_s, np.ones_like(t)), (parts.prefill_step_s, np.asarray(steps.prefill_seqs) > 0),
+            (parts.seq_s, steps.decode_seqs), (parts.kv_s, steps.context), (parts.window_s, steps.window_context),
+            (parts.prefill_seq_s, steps.prefill_seqs), (parts.pair_s, steps.pairs),
+            (parts.window_pair_s, steps.window_pairs))  # fmt: skip
+    for coefficient, count in rows:
+        found += coefficient[:, None] * np.asarray(count, dtype=float)
+    floor = parts.floor_s + parts.floor_seq_s * (np.asarray(steps.decode_seqs) + np.asarray(steps.prefill_seqs))
+    found[HOST] += np.maximum(0.0, floor - found.sum(axis=0))
+    return found
+
+
+def seconds(cost: StepCost, steps: StepWork) -> Floats:
+    """The time of each step, (rows,): what the simulator's kernel computes one by one."""
+    t = np.asarray(steps.tokens, dtype=float)
+    g, lin = cost.grid.astype(float), cost.linear_s
+    at = np.clip(np.searchsorted(g, t, side="right") - 1, 0, len(g) - 2)
+    slope = (lin[at + 1] - lin[at]) / (g[at + 1] - g[at])
+    device = (cost.step_s + cost.prefill_step_s * (np.asarray(steps.prefill_seqs) > 0) + lin[at] + slope * (t - g[at])
+              + cost.seq_s * steps.decode_seqs + cost.kv_s * steps.context + cost.window_s * steps.window_context
+              + cost.prefill_seq_s * steps.prefill_seqs + cost.pair_s * steps.pairs
+              + cost.window_pair_s * steps.window_pairs)  # fmt: skip
+    floor = cost.floor_s + cost.floor_seq_s * (np.asarray(steps.decode_seqs) + np.asarray(steps.prefill_seqs))
+    return np.asarray(np.maximum(device, floor), dtype=float)
+
+
+def bound_by(found: Floats) -> list[str]:
+    """Which resource takes most of each step of ``work``."""
+    return [RESOURCES[int(i)] for i in np.argmax(found, axis=0)]
+
+
+__all__ = [
+    "LINK",
+    "WEIGHTS",
+    "StepCost",
+    "StepParts",
+    "StepWork",
+    "bound_by",
+    "seconds",
+    "step_cost",
+    "step_parts",
+    "total",
+    "work",
+]

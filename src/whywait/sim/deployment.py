@@ -5,36 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from whywait.physics.efficiency import Efficiency
 from whywait.physics.arch import Arch
+from whywait.physics.efficiency import Efficiency
+from whywait.physics.layout import Layout as Layout
+from whywait.physics.layout import Precision as Precision
 from whywait.physics.machines import Accelerator
 
 POLICIES = ("vllm", "sglang", "trtllm", "llama.cpp", "static")
 ROUTING = ("round robin", "least load", "prefix")
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Types of numbers by what they are for; names as in ``physics.models.BYTES``."""
-
-    weights: str = "bf16"
-    kv: str = "bf16"
-    compute: str = "bf16"  # of the matrix products (activations)
-    experts: str | None = None  # of the experts' weights where they differ
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Devices of one replica: tensor × pipeline × data parallel; experts spread over ``ep`` of them."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-
-    @property
-    def devices(self) -> int:
-        return self.tp * self.pp * self.dp
 
 
 @dataclass(frozen=True)
@@ -50,7 +28,7 @@ class Engine:
     prefix_cache: bool = True
     memory_share: float = 0.9  # of the device's memory, for weights, KV and working space
     kv_blocks: int | None = None  # from the engine's log; None: computed
-    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), or a share by SGLang's rule
+    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), share (SGLang's rule)
     priority: bool = False
     frontend_s: float = 0.002  # HTTP, templating, tokenising, per request
     frontend_token_s: float = 0.0  # the same per prompt token
@@ -103,5 +81,16 @@ class Deployment:
     speculation: Speculation | None = None
     tiers: tuple[Tier, ...] = ()
     split: Split | None = None
-    efficiency: Efficiency = Efficiency()
+    efficiency: Efficiency = Efficiency()  # how this service compares with the fits: a calibration sets it
+    hardware: Efficiency = Efficiency()  # on top of it: what a technique makes faster or slower
+    power_cap_w: float | None = None  # per device
+    priority_class: str = ""  # with ``engine.priority``: goes before the others; '': classes in the order of their TTFT SLO
     applied: tuple[str, ...] = field(default=())  # techniques applied, by name, in order
+
+    @property
+    def devices(self) -> int:
+        """Of all replicas; with a split, of all prefill and decode engines."""
+        if self.split is None:
+            return self.replicas * self.layout.devices
+        first = self.split.prefill_layout or self.layout
+        return self.replicas * (self.split.prefill * first.devices + self.split.decode * self.layout.devices)

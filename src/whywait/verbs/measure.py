@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
     mode, target = "concurrency", float(args.concurrency or 1)
     if args.rate:
         mode, target = "rate", args.rate
-    elif args.concurrency is None and (own := mean_rate(base := _workload(args))):
+    elif args.concurrency is None and (own := mean_rate(base := workload_of(args))):
         mode, target = "rate" if base.stages else "trace", own
-    return _measure(args, [_load(args, mode, target)])
+    return _measure(args, [load_of(args, mode, target)])
 
 
 def sweep(args: argparse.Namespace) -> int:
     mode, targets = ("rate", args.rate) if args.rate else ("concurrency", args.concurrency or [1.0, 4.0, 16.0, 32.0])
-    return _measure(args, [_load(args, mode, t) for t in targets])
+    return _measure(args, [load_of(args, mode, t) for t in targets])
 
 
 def diagnose(args: argparse.Namespace) -> int:
@@ -144,7 +144,7 @@ def _service(args: argparse.Namespace, embedded_slots: int | None = None) -> Ite
 
 
 def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
-    workload = _workload(args)
+    workload = workload_of(args)
     return app.Options(
         url=args.url or (engine.url if engine else ""),
         model=args.model,
@@ -203,7 +203,7 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def workload_of(args: argparse.Namespace) -> Workload:
     base = Workload.from_toml(Path(args.workload)) if args.workload else Workload()
     changes: dict[str, object] = {}
     if args.timeout is not None:
@@ -232,7 +232,7 @@ def _workload(args: argparse.Namespace) -> Workload:
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
-def _load(args: argparse.Namespace, mode: str, target: float) -> app.Load:
+def load_of(args: argparse.Namespace, mode: str, target: float) -> app.Load:
     if mode == "concurrency" and args.arrivals:
         raise UsageError("--arrivals is for an open loop", "give --rate, or leave it out")
     seconds = duration(args.duration, "--duration") if args.duration else None

@@ -1,0 +1,266 @@
+"""What each technique does to a Deployment. Pure; a change that this deployment cannot have is refused with what can."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from whywait.errors import UsageError
+from whywait.physics import machines
+from whywait.physics.efficiency import Efficiency
+from whywait.physics.layout import Precision
+from whywait.physics.memory import bytes_of
+from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier
+from whywait.sim.engines import engine_of
+
+GIB, GB = 2.0**30, 1e9
+#: Chance that a draft token is accepted, given that all before it were: means over the published acceptance lengths of
+#: SemiAnalysis InferenceX (SPEED-Bench, coding, temperature 1, nine models; github.com/SemiAnalysisAI/InferenceX,
+#: 843c625), of which AL(k) − AL(k−1) is the product of the first k. MTP: 4 series; EAGLE-3 heads: 6 series. Beyond the
+#: fifth position the series are noise and the fifth is kept. For n-grams nobody publishes such a table: half of the
+#: drafts of a text that quotes its prompt is an assumption, to be replaced by one's own (accept=).
+ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
+    "mtp": (0.88, 0.78, 0.69, 0.64, 0.64, 0.64, 0.64, 0.64),
+    "draft": (0.81, 0.75, 0.72, 0.72, 0.70, 0.70, 0.70, 0.70),
+    "ngram": (0.5, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7),
+}
+DRAFTS = {"mtp": 2, "draft": 3, "ngram": 4}
+#: Time of a draft token as a share of a decode step: a head or an extra layer is one layer of many and the language
+#: head; a lookup costs host time only.
+DRAFT_SHARE = {"mtp": 0.06, "draft": 0.06, "ngram": 0.0}
+#: Tiers below the device by default: bytes per replica, bytes/s back, seconds of latency. Host: pinned memory over PCIe 5
+#: at about half its rate; disk: one NVMe drive; remote: a 200 Gb/s NIC at about three quarters of its rate.
+TIERS: Mapping[str, tuple[float, float, float]] = {
+    "host": (256 * GIB, 30 * GB, 0.0005),
+    "disk": (4096 * GIB, 6 * GB, 0.001),
+    "remote": (4096 * GIB, 18 * GB, 0.002),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """A technique as it was written: its text, name, the value after ``=`` and the keys after colons."""
+
+    text: str
+    name: str
+    value: str = ""
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def whole(self, least: int = 1) -> int:
+        if not self.value.isdigit() or int(self.value) < least:
+            raise UsageError(f"{self.text!r}: {self.value!r} is not a whole number of at least {least}")
+        return int(self.value)
+
+    def factor(self) -> float:
+        return _number(self.value, self.text)
+
+    def get(self, key: str, default: float) -> float:
+        return _number(self.keys[key], self.text) if key in self.keys else default
+
+    def on(self) -> bool:
+        if self.value not in ("", "on", "off"):
+            raise UsageError(f"{self.text!r}: {self.value!r} is neither on nor off")
+        return self.value != "off"
+
+
+Change = Callable[[Deployment, Args], Deployment]
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e15:
+        raise UsageError(f"{where!r}: {text!r} is not a number above 0")
+    return value
+
+
+def _engine(d: Deployment, **fields: object) -> Deployment:
+    return replace(d, engine=replace(d.engine, **fields))  # type: ignore[arg-type]
+
+
+def _weights(d: Deployment, weights: str, compute: str) -> Deployment:
+    return replace(d, precision=Precision(weights, d.precision.kv, compute))
+
+
+def fp8_weights(d: Deployment, args: Args) -> Deployment:
+    return _weights(d, "fp8", "fp8")
+
+
+def fp4_weights(d: Deployment, args: Args) -> Deployment:
+    return _weights(d, "fp4", "fp4")
+
+
+def int8_weights(d: Deployment, args: Args) -> Deployment:
+    return _weights(d, "int8", "bf16")
+
+
+def int4_weights(d: Deployment, args: Args) -> Deployment:
+    return _weights(d, "int4", "bf16")
+
+
+def bf16_weights(d: Deployment, args: Args) -> Deployment:
+    return _weights(d, "bf16", "bf16")
+
+
+def kv(dtype: str) -> Change:
+    def change(d: Deployment, args: Args) -> Deployment:
+        """A count of blocks from a log is of the type it was logged with: the same bytes hold more of a narrower one."""
+        blocks = d.engine.kv_blocks
+        if blocks is not None:
+            blocks = int(blocks * bytes_of(d.precision.kv) / bytes_of(dtype))
+        return _engine(replace(d, precision=replace(d.precision, kv=dtype)), kv_blocks=blocks)
+
+    return change
+
+
+def prefix_cache(d: Deployment, args: Args) -> Deployment:
+    return _engine(d, prefix_cache=args.on())
+
+
+def chunked(d: Deployment, args: Args) -> Deployment:
+    return _engine(d, chunked=args.on())
+
+
+def token_budget(d: Deployment, args: Args) -> Deployment:
+    return _engine(d, token_budget=args.whole())
+
+
+def max_seqs(d: Deployment, args: Args) -> Deployment:
+    return _engine(d, max_seqs=args.whole())
+
+
+def memory_share(d: Deployment, args: Args) -> Deployment:
+    share = args.factor()
+    if share > 1:
+        raise UsageError(f"{args.text!r}: a share is at most 1", "such as memory-share=0.95")
+    return _engine(d, memory_share=share, kv_blocks=None)
+
+
+def batching(d: Deployment, args: Args) -> Deployment:
+    """Off: a batch is filled and run to the end of its longest answer."""
+    if args.on():
+        return _engine(d, policy="vllm") if d.engine.policy == "static" else d
+    return _engine(d, policy="static")
+
+
+def speculate(kind: str) -> Change:
+    def change(d: Deployment, args: Args) -> Deployment:
+        """``accept`` moves all positions so that the first has that chance."""
+        if kind == "mtp" and not d.model.mtp_layers:
+            raise UsageError(f"{d.model.name} has no layers that predict further tokens", "use spec-draft or spec-ngram")
+        chances = ACCEPTANCE[kind]
+        drafts = int(args.get("drafts", DRAFTS[kind]))
+        if not 1 <= drafts <= len(chances):
+            raise UsageError(f"{args.text!r}: drafts must be from 1 to {len(chances)}")
+        scale = args.get("accept", chances[0]) / chances[0]
+        if scale * chances[0] > 1:
+            raise UsageError(f"{args.text!r}: accept is a chance, at most 1")
+        accepted = tuple(min(1.0, c * scale) for c in chances[:drafts])
+        return replace(d, speculation=Speculation(kind, drafts, accepted, args.get("share", DRAFT_SHARE[kind])))
+
+    return change
+
+
+def kv_offload(d: Deployment, args: Args) -> Deployment:
+    name = args.value or "host"
+    if name not in TIERS:
+        raise UsageError(f"{args.text!r}: there is no tier {name!r}", f"one of {', '.join(TIERS)}")
+    size, rate, latency = TIERS[name]
+    tier = Tier(name, args.get("gib", size / GIB) * GIB, args.get("gbps", rate / GB) * GB,
+                args.get("ms", latency * 1e3) / 1e3)  # fmt: skip
+    order = list(TIERS)
+    tiers = sorted((*(t for t in d.tiers if t.name != name), tier), key=lambda t: order.index(t.name))
+    return _engine(replace(d, tiers=tuple(tiers)), prefix_cache=True)
+
+
+def priority(d: Deployment, args: Args) -> Deployment:
+    return _engine(replace(d, priority_class=args.value), priority=True)
+
+
+def pd(d: Deployment, args: Args) -> Deployment:
+    first, _, second = args.value.partition(":")
+    if not (first.isdigit() and second.isdigit() and int(first) and int(second)):
+        raise UsageError(f"{args.text!r} is not P:D", "two whole numbers, such as pd=2:6")
+    overlap = float(args.keys.get("overlap", "0") or 0)
+    if not 0 <= overlap <= 1:
+        raise UsageError(f"{args.text!r}: overlap is a share from 0 to 1")
+    split = Split(int(first), int(second), bytes_per_s=args.get("gbps", 50) * GB, overlap=overlap)
+    return replace(d, split=split, replicas=1)
+
+
+def tp(d: Deployment, args: Args) -> Deployment:
+    return _layout(d, tp=args.whole())
+
+
+def pp(d: Deployment, args: Args) -> Deployment:
+    return _layout(d, pp=args.whole())
+
+
+def dp(d: Deployment, args: Args) -> Deployment:
+    return _layout(d, dp=args.whole())
+
+
+def ep(d: Deployment, args: Args) -> Deployment:
+    return _layout(d, ep=args.whole())
+
+
+def _layout(d: Deployment, **fields: int) -> Deployment:
+    """Another layout: a count of blocks from a log no longer holds."""
+    found: Layout = replace(d.layout, **fields)
+    return _engine(replace(d, layout=found), kv_blocks=None)
+
+
+def replicas(d: Deployment, args: Args) -> Deployment:
+    return replace(d, replicas=args.whole())
+
+
+def routing(d: Deployment, args: Args) -> Deployment:
+    way = args.value.replace("-", " ")
+    if way not in ROUTING:
+        raise UsageError(f"{args.text!r}: there is no routing {args.value!r}",
+                         f"one of {', '.join(r.replace(' ', '-') for r in ROUTING)}")  # fmt: skip
+    return replace(d, routing=way)
+
+
+def faster_memory(d: Deployment, args: Args) -> Deployment:
+    return _faster(d, args.factor(), "weights", "kv")
+
+
+def faster_compute(d: Deployment, args: Args) -> Deployment:
+    return _faster(d, args.factor(), "compute", "pairs")
+
+
+def faster_link(d: Deployment, args: Args) -> Deployment:
+    by = args.factor()
+    d = _faster(d, by, "link")
+    return d if d.split is None else replace(d, split=replace(d.split, bytes_per_s=d.split.bytes_per_s * by))
+
+
+def faster_host(d: Deployment, args: Args) -> Deployment:
+    by, e = args.factor(), d.engine
+    d = _faster(d, by, "step", "sequence", "token", "prefill_step")
+    return _engine(d, frontend_s=e.frontend_s / by, frontend_token_s=e.frontend_token_s / by, reply_s=e.reply_s / by)
+
+
+def _faster(d: Deployment, by: float, *what: str) -> Deployment:
+    changed: Efficiency = replace(d.hardware, **{k: getattr(d.hardware, k) / by for k in what})
+    return replace(d, hardware=changed)
+
+
+def power_cap(d: Deployment, args: Args) -> Deployment:
+    return replace(d, power_cap_w=args.factor())
+
+
+def machine(d: Deployment, args: Args) -> Deployment:
+    """Another machine: a count of blocks from a log no longer holds; what a calibration found of the old one does."""
+    return _engine(replace(d, machine=machines.machine(args.value)), kv_blocks=None)
+
+
+def engine(d: Deployment, args: Args) -> Deployment:
+    """The scheduler and its ways with the limits kept, since they are the user's."""
+    new, old = engine_of(args.value), d.engine
+    return replace(d, engine=replace(new, max_seqs=old.max_seqs, memory_share=old.memory_share,
+                                     max_context=old.max_context))  # fmt: skip

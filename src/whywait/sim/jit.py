@@ -1,0 +1,47 @@
+"""One source, two ways of running it: compiled by numba where the extra ``[sim]`` is installed, else as plain Python.
+
+``WHYWAIT_SIM=python`` forces the plain form. No fast-math anywhere, so both give the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+try:
+    if os.environ.get("WHYWAIT_SIM", "python") == "python":
+        raise ImportError
+    import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    COMPILED = True
+except ImportError:
+    COMPILED = False
+
+
+def _sources() -> str:
+    """A digest of everything that may be compiled: a function's stored form is stale when one it calls has changed,
+    which numba, looking at its own file only, would not notice."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_STAMP = _sources() if COMPILED else ""
+
+
+def jit(function: F) -> F:
+    """``function``, compiled at its first call (the result is kept on disk) where numba is there."""
+    if not COMPILED:
+        return function
+    try:
+        compiled: Any = numba.njit(cache=True, error_model="numpy")(function)
+        compiled._cache._cache_file._source_stamp = _STAMP
+    except (RuntimeError, AttributeError):  # no folder to keep it in, or another numba: compile in each process
+        compiled = numba.njit(error_model="numpy")(function)
+    return compiled  # type: ignore[no-any-return]

@@ -1,0 +1,218 @@
+"""The service of numbers: engines step, requests arrive, one event after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from whywait.physics.step import StepCost
+from whywait.sim.cache import blocks_of, grow
+from whywait.sim.jit import jit
+from whywait.sim.kernel_record import record
+from whywait.sim.kernel_build import get, put, world
+from whywait.sim.kernel_queue import NOBODY, pop_event, push_back
+from whywait.sim.kernel_slots import earliest_end, ended, finish, start_decoding, stop
+from whywait.sim.kernel_state import ARRIVES, BUSY, IDLE, KINDS, READY, Clock, Engine, Slot, World
+from whywait.sim.kernel_step import begin, cut, look_back
+from whywait.sim.policies import plan
+from whywait.sim.routing import route
+from whywait.sim.state import Load, Pool, Result, Settings, Steps
+
+
+@jit
+def loop(w: World) -> int:
+    """Runs until nothing is left to happen or the limit is reached (0), or the record of steps is full (1)."""
+    clock = w.clock[0]
+    while True:
+        e, at = earliest(w, clock)
+        due = next_arrival(w, clock)
+        if min(at, due) > clock.limit_s or (e < 0 and due == math.inf):
+            return 0
+        if due <= at:
+            clock.now = due
+            arrive(w, clock, due)
+            continue
+        eng = w.engines[e]
+        clock.now = at
+        if eng.mode == READY:
+            start(w, clock, eng)
+            continue
+        if clock.drain == 1 and clock.rows >= len(w.rows.t_s):
+            return 1
+        commit(w, clock, eng)
+
+
+@jit
+def earliest(w: World, clock: Clock) -> tuple[int, float]:
+    """The engine whose steps end, or that may plan, first; −1: all are idle."""
+    best, at = -1, math.inf
+    ready = False
+    for e in range(clock.engines):
+        eng = w.engines[e]
+        if eng.mode == BUSY and (eng.end < at or (eng.end == at and ready)):
+            best, at, ready = e, eng.end, False
+        elif eng.mode == READY and eng.t < at:
+            best, at, ready = e, eng.t, True
+    return best, at
+
+
+@jit
+def next_arrival(w: World, clock: Clock) -> float:
+    due = math.inf
+    if clock.events > 0:
+        due = w.events.heap_s[0]
+    if clock.closed == 0 and clock.next < clock.arrivals:
+        due = min(due, w.events.ready_s[clock.next])
+    return due
+
+
+@jit
+def arrive(w: World, clock: Clock, at: float) -> None:
+    """The next arrival or other event, which is due ``at``."""
+    if clock.closed == 0 and clock.next < clock.arrivals and w.events.ready_s[clock.next] <= at:
+        row = w.events.order[clock.next]
+        clock.next += 1
+        receive(w, clock, row, at)
+        return
+    code = pop_event(w.events, clock)
+    if code % KINDS == ARRIVES:
+        receive(w, clock, code // KINDS, at)
+
+
+@jit
+def receive(w: World, clock: Clock, row: int, at: float) -> None:
+    w.out.queued_s[row] = at
+    eng = w.engines[route(w, clock, row)]
+    if never_fits(w, eng, row):
+        w.out.refused[row] = True
+        ended(w, clock, row, at)
+        return
+    push_back(w.queue, eng, row)
+    wake(eng, at)
+
+
+@jit
+def never_fits(w: World, eng: Engine, row: int) -> bool:
+    prompt = w.load.prompt[row]
+    whole = prompt + w.load.output[row]
+    if eng.max_context > 0 and whole > eng.max_context:
+        return True
+    if eng.chunked == 0 and prompt > eng.token_budget:
+        return True
+    return blocks_of(eng, whole + eng.drafts) > eng.blocks  # type: ignore[no-any-return]
+
+
+@jit
+def wake(eng: Engine, at: float) -> None:
+    """Something came for this engine: it plans now, or after the step in flight."""
+    if eng.mode == IDLE:
+        eng.t = at
+        eng.mode = READY
+    elif eng.mode == BUSY and eng.n > 1 and (eng.blocked == 0 or eng.priority == 1):
+        cut(eng, at)
+
+
+@jit
+def start(w: World, clock: Clock, eng: Engine) -> None:
+    """Plans the next step and sets it going, if there is anything to do."""
+    eng.seqs, eng.tokens, eng.pairs, eng.window_pairs = 0, 0, 0, 0
+    if eng.running + eng.waiting == 0:
+        eng.mode = IDLE
+        return
+    plan(w, eng)
+    if eng.prefilling > 0:
+        count_prompts(w, eng)
+    if eng.seqs == 0 and eng.decodes == 0:
+        eng.mode = IDLE
+        return
+    begin(w.room, eng, clock.macro)
+
+
+@jit
+def count_prompts(w: World, eng: Engine) -> None:
+    """Sums what the plan takes of prompts."""
+    for k in range(eng.running):
+        slot = w.room.slots[eng.id, w.room.order[eng.id, k]]
+        if slot.decoding == 0 and slot.take > 0:
+            eng.seqs += 1
+            eng.tokens += slot.take
+            eng.pairs += look_back(slot.done, slot.take, 0)
+            if eng.window > 0:
+                eng.window_pairs += look_back(slot.done, slot.take, eng.window)
+
+
+@jit
+def commit(w: World, clock: Clock, eng: Engine) -> None:
+    """The steps in flight have ended: tokens are out, prompts have moved on, some sequences leave."""
+    record(w.rows, clock, eng)
+    eng.t = eng.end
+    if eng.decodes == 1:
+        eng.made += eng.decoding * eng.n
+        grow(w.room, eng, eng.n)
+    if eng.seqs > 0 or eng.counter >= eng.next_end:
+        advance(w, eng)
+    eng.mode = READY
+
+
+@jit
+def advance(w: World, eng: Engine) -> None:
+    """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
+    e, keep, count = eng.id, 0, eng.running
+    order, spare = w.room.order, w.room.spare
+    gone = 0
+    for k in range(count):
+        place = order[e, k]
+        slot = w.room.slots[e, place]
+        leaves = slot.decoding == 1 and slot.end <= eng.counter
+        if slot.decoding == 0 and slot.take > 0:
+            leaves = prefilled(w, eng, slot)
+        if leaves:
+            stop(w, eng, slot)
+            finish(w, eng, slot.row)
+            gone += 1
+            spare[e, count - gone] = place
+        else:
+            order[e, keep] = place
+            keep += 1
+    eng.running = keep
+    if gone > 0:
+        earliest_end(w, eng)
+
+
+@jit
+def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
+    """A chunk of its prompt is computed; True where that gave its only token."""
+    slot.done += slot.take
+    slot.take = 0
+    if slot.done < slot.prompt:
+        return False
+    row = slot.row
+    eng.made += 1
+    if w.queue.made[row] == 0:
+        w.out.first_s[row] = eng.t + eng.reply_s
+    if w.queue.made[row] + 1 >= w.load.output[row]:
+        return True
+    start_decoding(w, eng, slot)
+    return False
+
+
+def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:
+    """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``."""
+    w = world(load, pools, costs, settings)
+    full = []
+    while loop(w) == 1:
+        full.append(Steps(*(column.copy() for column in w.rows)))
+        put(w.clock, 0, {"rows": 0})
+    kept = get(w.clock, "rows")[0]
+    full.append(Steps(*(column[:kept].copy() for column in w.rows)))
+    steps = full[0] if len(full) == 1 else Steps(*(np.concatenate(columns) for columns in zip(*full, strict=True)))
+    return Result(
+        **w.out._asdict(),
+        drafted=sum(get(w.engines, "drafted")),
+        accepted=sum(get(w.engines, "accepted")),
+        end_s=get(w.clock, "now")[0],
+        steps=steps,
+        steps_stride=get(w.clock, "stride")[0],
+    )

@@ -1,0 +1,220 @@
+"""What the kernel keeps while it runs. Records with plain fields: numba sees rows of structured arrays, plain Python
+sees objects with the same names.
+
+Contexts of decoding sequences are kept as ``base + grow · counter`` in units of 1/ONE tokens, ``counter`` being the engine's
+decode steps so far: whole numbers, so that many steps at once change them exactly as one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whywait.sim.jit import COMPILED
+from whywait.sim.state import F8, I8, Load, Steps
+
+SHIFT = 16
+ONE = 1 << SHIFT
+NEVER = 1 << 62
+IDLE, READY, BUSY = range(3)
+ARRIVES, LOADED, HANDED = range(3)  # kinds of events
+KINDS = 4
+BOTH, PREFILL, DECODE = range(3)  # roles of an engine
+
+
+@dataclass
+class Slot:
+    """A sequence that an engine has admitted."""
+
+    row: int = -1
+    prompt: int = 0  # tokens to prefill, with those made before a preemption
+    done: int = 0  # tokens whose KV is there, while prefilling
+    take: int = 0  # prompt tokens of this step
+    decoding: int = 0
+    base: int = 0
+    grow: int = 0  # tokens per decode step, · ONE
+    start: int = 0  # counter when decoding began
+    end: int = 0  # counter when the last token is out
+    held: int = 0  # blocks; of a decoder only where the growth is not by one token a step
+    own: int = 0  # blocks of the chain whose references are settled
+    kept: int = 0  # blocks reserved
+
+
+@dataclass
+class Engine:
+    """A replica: limits, cost of a step, and where it stands."""
+
+    id: int = 0
+    kind: int = 0
+    role: int = BOTH
+    # limits, as in Pool
+    policy: int = 0
+    max_seqs: int = 0
+    token_budget: int = 0
+    chunked: int = 1
+    blocks: int = 0
+    block: int = 16
+    reserve: int = 0
+    priority: int = 0
+    prefix_cache: int = 0
+    max_context: int = 0
+    prompt_tokens: int = 0
+    long_prompt: int = 0
+    mixed: int = 0
+    whole_prompt: int = 1
+    watermark: int = 0  # blocks
+    evict: int = 0
+    drafts: int = 0
+    tiers: int = 0
+    draft_share: float = 0.0
+    ratio_start: float = 0.0
+    ratio_min: float = 0.0
+    ratio_decay: float = 0.0
+    reply_s: float = 0.0
+    # cost, as in StepCost
+    step_s: float = 0.0
+    prefill_step_s: float = 0.0
+    seq_s: float = 0.0
+    kv_s: float = 0.0
+    window_s: float = 0.0
+    window: int = 0
+    prefill_seq_s: float = 0.0
+    pair_s: float = 0.0
+    window_pair_s: float = 0.0
+    floor_s: float = 0.0
+    floor_seq_s: float = 0.0
+    # where it stands
+    mode: int = IDLE
+    t: float = 0.0
+    counter: int = 0
+    running: int = 0
+    prefilling: int = 0
+    decoding: int = 0
+    waiting: int = 0
+    free: int = 0  # blocks
+    next_end: int = NEVER  # counter of the earliest end among decoders
+    ctx_base: int = 0  # sums over decoders
+    ctx_grow: int = 0
+    blocked: int = 0  # nothing waiting can start before something ends
+    again: int = 0  # plan after one step
+    ratio: float = 0.0
+    # the steps in flight
+    n: int = 0
+    end: float = 0.0
+    first_s: float = 0.0  # cost of the first …
+    slope_s: float = 0.0  # … and what each further one costs more
+    least_s: float = 0.0
+    decodes: int = 0  # decoders take part
+    tokens: int = 0  # of prompts
+    seqs: int = 0  # prompts
+    pairs: int = 0
+    window_pairs: int = 0
+    context: float = 0.0
+    used: int = 0
+    # totals
+    made: int = 0
+    preemptions: int = 0
+    prompts: int = 0  # prompt tokens computed
+    queries: int = 0  # prompt tokens looked for in the cache
+    hits: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class Clock:
+    """What the engines share."""
+
+    now: float = 0.0
+    next: int = 0  # place in the order of arrivals
+    arrivals: int = 0
+    events: int = 0  # in the heap
+    engines: int = 1
+    first: int = 1  # engines of the first pool
+    routing: int = 0
+    turn: int = 0  # of round robin
+    seed: int = 0
+    macro: int = 1
+    closed: int = 0
+    limit_s: float = float("inf")
+    frontend_s: float = 0.0
+    frontend_token_s: float = 0.0
+    rows: int = 0  # of the steps record in use
+    whole: int = 0  # rows kept whole before thinning
+    stride: int = 1
+    skipped: int = 0
+    drain: int = 0  # stop when the record is full
+    left: int = 0  # requests that have not ended
+
+
+class Queue(NamedTuple):
+    """Waiting requests: per engine and priority level a linked list over rows."""
+
+    head: I8  # (engines, levels)
+    tail: I8
+    follow: I8  # (n,)
+    level: I8  # (n,)
+    made: I8  # (n,) tokens out before a preemption
+
+
+class Events(NamedTuple):
+    order: I8  # rows by arrival
+    ready_s: F8  # when they are ready
+    heap_s: F8
+    heap: I8  # row · KINDS + kind
+    child: I8  # (n,) first row released by the end of this one
+    sibling: I8  # (n,) the next of those
+
+
+class Out(NamedTuple):
+    sent_s: F8
+    queued_s: F8
+    scheduled_s: F8
+    first_s: F8
+    last_s: F8
+    cached: I8
+    preempted: I8
+    recomputed: I8
+    replica: I8
+    handover_s: F8
+    refused: NDArray[np.bool_]
+
+
+class Room(NamedTuple):
+    """The sequences of the engines, and what their steps cost."""
+
+    slots: Any  # (engines, max_seqs) of Slot
+    order: I8  # (engines, max_seqs) places of the running ones, in order of admission
+    spare: I8  # (engines, max_seqs) places that are empty, from ``running`` on
+    phase: I8  # (engines, block) decoders by where in a block they are
+    linear_s: F8  # (kinds, tokens)
+    slope_s: F8  # (kinds,) beyond the table
+    accept: F8  # (kinds, drafts)
+
+
+class World(NamedTuple):
+    clock: Any  # (1,) of Clock
+    engines: Any  # (engines,) of Engine
+    room: Room
+    queue: Queue
+    events: Events
+    load: Load
+    out: Out
+    rows: Steps
+
+
+def records(kind: type, shape: int | tuple[int, ...]) -> Any:
+    """An array of ``kind`` with its defaults: of records when compiled, else of objects."""
+    if not COMPILED:
+        array = np.empty(shape, dtype=object)
+        for place in np.ndindex(array.shape):
+            array[place] = kind()
+        return array
+    names = [(f.name, "i8" if f.type in ("int", int) else "f8") for f in fields(kind)]
+    table = np.zeros(shape, dtype=np.dtype(names, align=True))
+    for f in fields(kind):
+        table[f.name] = f.default
+    return table
