@@ -1,5 +1,5 @@
-"""The journey of ``whywait simulate``: a deployment under several loads, as a saved Run, with an interval for each figure
-from draws of what is not known and from seeds."""
+"""The journey of ``whywait simulate``: a deployment under several loads, as a saved Run, with an interval for each
+figure from draws of what is not known and from seeds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from whywait.errors import UsageError
 from whywait.load.recipe import Load, schedule_of
 from whywait.options import new_directory
 from whywait.physics import machines
-from whywait.physics.arch import Arch, arch_of
+from whywait.physics.arch import Arch
 from whywait.physics.dtypes import known, rate_name
 from whywait.physics.layout import Precision
 from whywait.session import Say, stderr
 from whywait.sim import techniques
 from whywait.sim.capacity import check_layout, smallest_tp
+from whywait.sim.catalog import machine_named, model_named
 from whywait.sim.deployment import Deployment
 from whywait.sim.draws import prior_draws
 from whywait.sim.engines import engine_of
@@ -72,21 +73,23 @@ class Simulated:
 
 
 def deployment_of(
-    machine: str, model: str, engine: str = "vllm", precision: str | None = None, count: int | None = None,
+    machine: str, model: str, engine: str = "vllm", *, precision: str | None = None, count: int | None = None,
     layout: str = "",
 ) -> Deployment:  # fmt: skip
-    """A deployment by names. ``layout`` as of ``--layout``: techniques that say how devices are used, ``tp=2,replicas=2``.
-    With ``count`` devices: replicas fill them where the layout does not say how many; without a layout the smallest tp
-    that fits.
+    """A deployment by names. ``layout`` as of ``--layout``: techniques that say how devices are used,
+    ``tp=2,replicas=2``. With ``count`` devices: replicas fill them where the layout does not say how many; without a
+    layout the smallest tp that fits.
 
     Raises:
         UsageError: an unknown name, or a layout that does not go with model, machine or count.
     """
-    device, arch = machines.machine(machine), arch_of(model)
+    device, arch = machine_named(machine), model_named(model)
     d = Deployment(device, arch, precision_of(arch, device, precision), engine=engine_of(engine, device))
     for technique, _ in techniques.parse(layout):
         if technique.name not in techniques.LAYOUT:
-            raise UsageError(f"{technique.name} is no part of a layout", f"use {', '.join(techniques.LAYOUT)}; others with --apply")
+            raise UsageError(
+                f"{technique.name} is no part of a layout", f"use {', '.join(techniques.LAYOUT)}; others with --apply"
+            )
     d = dataclasses.replace(techniques.apply(layout, d), applied=())
     if count is None:
         return d
@@ -150,7 +153,7 @@ def simulate(plan: Plan, say: Say = stderr, progress: Callable[[int, int], None]
         made = [_schedule(plan, load, number, k) for k in range(SEEDS)]
         o = dataclasses.replace(_options(plan, "steps"), send_s=made[0][1])
         mode, target = load.mode, load.target
-        prepared, found, times = run_point(d, made[0][0], mode, target, plan.seed, o)
+        prepared, found, times = run_point(d, made[0][0], mode, target, plan.seed, options=o)
         points.append(Point(mode, target, prepared, found, times, load.label))
         draws = _draws(plan, made[0][0])
         rows.append((len(cells), draws))
@@ -223,7 +226,11 @@ def notes(plan: Plan, draws: Sequence[int]) -> list[str]:
     """What the figures rest on: how they were made, their known error, and where every number comes from."""
     d = plan.deployment
     many = f"{min(draws)}–{max(draws)}" if min(draws) != max(draws) else str(draws[0])
-    price = f"; price {d.machine.price_usd_h[0]:g}–{d.machine.price_usd_h[1]:g} US$ per device-hour" if d.machine.price_usd_h else ""
+    price = (
+        f"; price {d.machine.price_usd_h[0]:g}–{d.machine.price_usd_h[1]:g} US$ per device-hour"
+        if d.machine.price_usd_h
+        else ""
+    )
     out = [
         "modelled, prior only: no run of this service was used",
         f"intervals: 80 %, from {many} draws of the fitted coefficients, each with its own seed of the load",

@@ -109,7 +109,7 @@ STEPS = (
     Column("kv_used", "f64", "blocks", "KV blocks in use"),
     Column("bound_by", "str", "", "resource that set its length"),
     Column("replica", "i64", "", "engine that ran it, from 0 (null: the only one)"),
-    Column("count", "i64", "", "decode steps in a row that this row stands for; took_ns is of all, the rest of the first"),
+    Column("count", "i64", "", "steps in a row that this row stands for: took_ns is of all, the rest of the first"),
 )
 
 READINGS = (

@@ -79,10 +79,21 @@ def _keys(name: str) -> list[str]:
 
 def _entries(raw: Mapping[str, Any]) -> dict[str, Arch]:
     meta = raw.get("meta", {})
-    return {name: _arch(name, entry, meta) for name, entry in raw.items() if name != "meta" and "hidden" in entry}
+    return {name: arch_from(name, entry, meta) for name, entry in raw.items() if name != "meta" and "hidden" in entry}
 
 
-def _arch(name: str, entry: Mapping[str, Any], meta: Mapping[str, Any]) -> Arch:
+def raw(name: str) -> Mapping[str, Any]:
+    """The entry in ``models.toml`` of the model of that name."""
+    found = parse(files("whywait.physics").joinpath("models.toml").read_text("utf-8"), "models.toml")
+    return dict(found[find_arch(name).name])
+
+
+def arch_from(name: str, entry: Mapping[str, Any], meta: Mapping[str, Any]) -> Arch:
+    """From an entry with the keys of ``models.toml``.
+
+    Raises:
+        UsageError: an unknown key, or a figure is missing.
+    """
     source = str(entry.get("source", "given by the user"))
     where = str(meta.get(source, source)).replace("{name}", name)
     date = f", read {meta['read']}" if "read" in meta else ""

@@ -54,7 +54,13 @@ class Accelerator:
         return hash(self.name)
 
 
-def _accelerator(name: str, entry: Mapping[str, Any]) -> Accelerator:
+def accelerator_of(name: str, entry: Mapping[str, Any]) -> Accelerator:
+    """From an entry with the keys of ``machines.toml``.
+
+    Raises:
+        UsageError: a figure is missing or no number.
+    """
+
     def scaled(key: str, unit: float) -> float | None:
         return float(entry[key]) * unit if key in entry else None
 
@@ -79,7 +85,7 @@ def _shipped() -> Mapping[str, Any]:
 
 SOURCES: Mapping[str, str] = _shipped()["meta"]["sources"]
 #: All machines; ``ACCELERATORS`` are those that a device's own name can mean or a data sheet describes.
-MACHINES: tuple[Accelerator, ...] = tuple(_accelerator(n, e) for n, e in _shipped().items() if n != "meta")
+MACHINES: tuple[Accelerator, ...] = tuple(accelerator_of(n, e) for n, e in _shipped().items() if n != "meta")
 ACCELERATORS: tuple[Accelerator, ...] = tuple(a for a in MACHINES if a.words)
 
 
@@ -105,7 +111,7 @@ def machine(name: str) -> Accelerator:
         UsageError: none of these; names the nearest.
     """
     if name.endswith(".toml") and Path(name).is_file():
-        entries = [_accelerator(n, e) for n, e in load(Path(name)).items() if n != "meta" and isinstance(e, Mapping)]
+        entries = [accelerator_of(n, e) for n, e in load(Path(name)).items() if n != "meta" and isinstance(e, Mapping)]
         if len(entries) != 1:
             raise UsageError(f"{name} describes {len(entries)} machines", "one entry per file")
         return entries[0]
@@ -116,6 +122,12 @@ def machine(name: str) -> Accelerator:
         near = difflib.get_close_matches(low, list(names), n=3, cutoff=0.3)
         hint = ", ".join(dict.fromkeys(names[n].also[0] for n in near))
         raise UsageError(f"machine {name!r} is not in the catalogue", f"nearest: {hint or 'none'}; or give a .toml entry")
+    return found
+
+
+def raw(name: str) -> Mapping[str, Any]:
+    """The entry in ``machines.toml`` of the machine of that name."""
+    found: Mapping[str, Any] = _shipped()[machine(name).name]
     return found
 
 

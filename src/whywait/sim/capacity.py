@@ -86,7 +86,9 @@ def check_dtype(d: Deployment) -> None:
     """
     kind, flops = d.precision.compute, d.machine.flops
     if kind not in flops and kind in ("fp8", "fp4", "int8"):
-        narrower = {"fp8": "int8-weights or int4-weights", "fp4": "fp8-weights or int4-weights"}.get(kind, "int4-weights")
+        narrower = {"fp8": "int8-weights or int4-weights", "fp4": "fp8-weights or int4-weights"}.get(
+            kind, "int4-weights"
+        )
         raise UsageError(f"{d.machine.name} has no {kind.upper()} units (it has {', '.join(flops)})",
                          f"{narrower}: stored narrow, multiplied in 16 bits; or a machine that has them")  # fmt: skip
 

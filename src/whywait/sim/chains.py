@@ -1,7 +1,7 @@
 """Prompts as chains of KV blocks: which requests begin alike, so that a cache can find it, as dense numbers.
 
-A chain names the whole blocks at the beginning of a request that some other request also has; what nobody else has needs
-no name. Equal numbers are equal text from the first token on.
+A chain names the whole blocks at the beginning of a request that some other request also has; what nobody else has
+needs no name. Equal numbers are equal text from the first token on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _shared_only(rows: list[Ints], total: int) -> list[Ints]:
 
 
 def _grouped(s: Schedule, block: int, warm: bool) -> list[Ints]:
-    """By system prompts and sessions. Numbers: (owner, position) packed, the owner a group, a session or a warm prompt."""
+    """By system prompts and sessions. Numbers: (owner, position) packed, the owner a group, a session or a warm
+    prompt."""
     n, wide = len(s), 1 << 32
     group, shared = s.prefix_group.copy(), np.where(s.prefix_group >= 0, s.prefix_tokens, 0) // block
     alone = s.session_id < 0
@@ -92,7 +93,8 @@ def _grouped(s: Schedule, block: int, warm: bool) -> list[Ints]:
 
 def _reach(s: Schedule, block: int) -> Ints:
     """How many blocks of each request another turn of its session has too: those of the turn before (with its answer),
-    and its own, with its answer, where a turn follows. Thinking is not repeated, so an answer after it is not either."""
+    and its own, with its answer, where a turn follows. Thinking is not repeated, so an answer after it is not
+    either."""
     reach: Ints = np.zeros(len(s), np.int64)
     after = s.after_rows()
     later = np.flatnonzero((after >= 0) & (s.session_id >= 0))

@@ -1,4 +1,5 @@
-"""What each technique does to a Deployment. Pure; a change that this deployment cannot have is refused with what can."""
+"""What each technique does to a Deployment. Pure; a change that this deployment cannot have is refused with what
+can."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from whywait.errors import UsageError
-from whywait.physics import machines
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
 from whywait.physics.memory import bytes_of
+from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier
 from whywait.sim.engines import engine_of
 
@@ -29,8 +30,8 @@ DRAFTS = {"mtp": 2, "draft": 3, "ngram": 4}
 #: Time of a draft token as a share of a decode step: a head or an extra layer is one layer of many and the language
 #: head; a lookup costs host time only.
 DRAFT_SHARE = {"mtp": 0.06, "draft": 0.06, "ngram": 0.0}
-#: Tiers below the device by default: bytes per replica, bytes/s back, seconds of latency. Host: pinned memory over PCIe 5
-#: at about half its rate; disk: one NVMe drive; remote: a 200 Gb/s NIC at about three quarters of its rate.
+#: Tiers below the device by default: bytes per replica, bytes/s back, seconds of latency. Host: pinned memory over
+#: PCIe 5 at about half its rate; disk: one NVMe drive; remote: a 200 Gb/s NIC at about three quarters of its rate.
 TIERS: Mapping[str, tuple[float, float, float]] = {
     "host": (256 * GIB, 30 * GB, 0.0005),
     "disk": (4096 * GIB, 6 * GB, 0.001),
@@ -107,7 +108,8 @@ def bf16_weights(d: Deployment, args: Args) -> Deployment:
 
 def kv(dtype: str) -> Change:
     def change(d: Deployment, args: Args) -> Deployment:
-        """A count of blocks from a log is of the type it was logged with: the same bytes hold more of a narrower one."""
+        """A count of blocks from a log is of the type it was logged with: the same bytes hold more of a narrower
+        one."""
         blocks = d.engine.kv_blocks
         if blocks is not None:
             blocks = int(blocks * bytes_of(d.precision.kv) / bytes_of(dtype))
@@ -150,7 +152,9 @@ def speculate(kind: str) -> Change:
     def change(d: Deployment, args: Args) -> Deployment:
         """``accept`` moves all positions so that the first has that chance."""
         if kind == "mtp" and not d.model.mtp_layers:
-            raise UsageError(f"{d.model.name} has no layers that predict further tokens", "use spec-draft or spec-ngram")
+            raise UsageError(
+                f"{d.model.name} has no layers that predict further tokens", "use spec-draft or spec-ngram"
+            )
         chances = ACCEPTANCE[kind]
         drafts = int(args.get("drafts", DRAFTS[kind]))
         if not 1 <= drafts <= len(chances):
@@ -256,7 +260,7 @@ def power_cap(d: Deployment, args: Args) -> Deployment:
 
 def machine(d: Deployment, args: Args) -> Deployment:
     """Another machine: a count of blocks from a log no longer holds; what a calibration found of the old one does."""
-    return _engine(replace(d, machine=machines.machine(args.value)), kv_blocks=None)
+    return _engine(replace(d, machine=machine_named(args.value)), kv_blocks=None)
 
 
 def engine(d: Deployment, args: Args) -> Deployment:

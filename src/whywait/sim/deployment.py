@@ -1,5 +1,5 @@
-"""What is simulated: a machine, a model, a layout, an engine with its limits, and the techniques in use. Frozen: a what-if
-is ``replace()``."""
+"""What is simulated: a machine, a model, a layout, an engine with its limits, and the techniques in use. Frozen: a
+what-if is ``replace()``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Engine:
 
 @dataclass(frozen=True)
 class Speculation:
-    """``drafts`` tokens proposed per step, accepted by position with ``acceptance`` (each given that all before it were)."""
+    """``drafts`` tokens proposed per step, accepted by position with ``acceptance`` (each given that all before it
+    were)."""
 
     kind: str  # draft, ngram, mtp
     drafts: int
@@ -84,7 +85,9 @@ class Deployment:
     efficiency: Efficiency = Efficiency()  # how this service compares with the fits: a calibration sets it
     hardware: Efficiency = Efficiency()  # on top of it: what a technique makes faster or slower
     power_cap_w: float | None = None  # per device
-    priority_class: str = ""  # with ``engine.priority``: goes before the others; '': classes in the order of their TTFT SLO
+    priority_class: str = (
+        ""  # with ``engine.priority``: goes before the others; '': classes in the order of their TTFT SLO
+    )
     applied: tuple[str, ...] = field(default=())  # techniques applied, by name, in order
 
     @property

@@ -16,8 +16,8 @@ SPREAD = {"weights": 0.12, "compute": 0.2, "experts": 0.2, "kv": 0.2, "pairs": 0
 
 
 def prior_draws(d: Deployment, n: int, seed: int) -> list[Efficiency]:
-    """``n`` efficiencies from the prior of the fits, around the deployment's own. The same seed gives the same draws, and
-    they are spread evenly over each multiplier (Latin hypercube; McKay et al., Technometrics 21 (1979) 239)."""
+    """``n`` efficiencies from the prior of the fits, around the deployment's own. The same seed gives the same draws,
+    and they are spread evenly over each multiplier (Latin hypercube; McKay et al., Technometrics 21 (1979) 239)."""
     rng = np.random.default_rng([seed, 11])
     names = [f.name for f in fields(Efficiency) if isinstance(f.default, float)]
     out = [d.efficiency] * n

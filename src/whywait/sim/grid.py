@@ -70,7 +70,7 @@ def cores() -> int:
 
 
 def one(c: Cell, schedule: Schedule) -> dict[str, float | None]:
-    return numbers(figures(c.deployment, schedule, c.mode, c.target, c.seed, c.options), schedule, c.options)
+    return numbers(figures(c.deployment, schedule, c.mode, c.target, c.seed, options=c.options), schedule, c.options)
 
 
 def numbers(f: dict[str, Any], schedule: Schedule, options: Options) -> dict[str, float | None]:

@@ -28,9 +28,10 @@ AFTER_WARM_S = 1000.0
 
 @dataclass(frozen=True)
 class Options:
-    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``steps`` or ``chunks`` (a row per token where
-    they are few enough). ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the simulation.
-    ``warm``: beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all classes."""
+    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``steps`` or ``chunks`` (a row per token
+    where they are few enough). ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the
+    simulation. ``warm``: beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all
+    classes."""
 
     keep: str = "steps"
     timeout_s: float = math.inf
@@ -55,7 +56,7 @@ class Prepared:
     shift_s: float = 0.0
 
 
-def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: int, options: Options) -> Prepared:
+def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: int, *, options: Options) -> Prepared:
     """
     Raises:
         UsageError: the deployment does not fit or its layout is impossible (see ``capacity``), or the mode is unknown.

@@ -23,8 +23,8 @@ WORDS = {"weights": "weight reads", "kv": "KV reads", "compute": "compute", "lin
 
 class Drawn(NamedTuple):
     """Of each row of the steps record: ``parts`` (5, rows) seconds by resource that add up to its length, ``bound_by``
-    which of them is longest, ``watts`` of all devices of its engine during it (NaN: not known). ``idle_w`` of all devices
-    of the deployment with no step."""
+    which of them is longest, ``watts`` of all devices of its engine during it (NaN: not known). ``idle_w`` of all
+    devices of the deployment with no step."""
 
     parts: Floats
     bound_by: NDArray[np.object_]
@@ -43,7 +43,9 @@ def drawn(d: Deployment, p: Prepared, r: Result) -> Drawn:
         if len(mine):
             parts[:, mine] = _parts(step_parts(*cost_inputs(d, prefill)), r, mine, d)
     names = np.array([WORDS[x] for x in RESOURCES], dtype=object)
-    return Drawn(parts, names[np.argmax(parts, axis=0)] if rows else np.zeros(0, object), np.full(rows, np.nan), float("nan"))
+    return Drawn(
+        parts, names[np.argmax(parts, axis=0)] if rows else np.zeros(0, object), np.full(rows, np.nan), float("nan")
+    )
 
 
 def _parts(cost: StepParts, r: Result, mine: NDArray[np.int64], d: Deployment) -> Floats:
@@ -76,5 +78,7 @@ def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float,
     watts = found.idle_w + more / span
     output = p.load.output[p.warmed :].astype(float)
     length = np.maximum(t.last - t.first, 1e-12)
-    made = float(np.nansum(output * np.clip(np.minimum(t.last, window[1]) - np.maximum(t.first, window[0]), 0, None) / length))
+    made = float(
+        np.nansum(output * np.clip(np.minimum(t.last, window[1]) - np.maximum(t.first, window[0]), 0, None) / length)
+    )
     return {"power_w": watts, "joules_per_token": watts * span / made if made else None}

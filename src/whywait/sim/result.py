@@ -22,8 +22,16 @@ from whywait.sim.state import Result
 from whywait.units import NS_PER_S
 
 GAP_S = 1.0  # between load points, and before the first
-TABLE = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "llama.cpp": "llama.cpp", "static": "static batching"}
-OK, TIMEOUT, CENSORED, NEVER, REFUSED = (OUTCOMES.index(x) for x in ("ok", "timeout", "censored", "never_sent", "http_error"))
+TABLE = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "tensorrt-llm",
+    "llama.cpp": "llama.cpp",
+    "static": "static batching",
+}
+OK, TIMEOUT, CENSORED, NEVER, REFUSED = (
+    OUTCOMES.index(x) for x in ("ok", "timeout", "censored", "never_sent", "http_error")
+)
 SERVICE, NO_FAULT, USER = (FAULTS.index(x) for x in ("service", "none", "user"))
 MODELLED = {
     "what": "every figure of this run is modelled",
@@ -129,7 +137,11 @@ def _outcomes(p: Point, options: Options) -> tuple[Any, Any, Any]:
     t, w = p.times, p.prepared.warmed
     n = len(p.prepared.schedule)
     outcome = np.full(n, CENSORED)
-    late = ~t.ok & ~np.isnan(t.sent) & (t.end - np.where(np.isnan(t.origin), t.sent, t.origin) >= options.timeout_s * (1 - 1e-12))
+    late = (
+        ~t.ok
+        & ~np.isnan(t.sent)
+        & (t.end - np.where(np.isnan(t.origin), t.sent, t.origin) >= options.timeout_s * (1 - 1e-12))
+    )
     outcome[late], outcome[t.ok], outcome[np.isnan(t.sent)] = TIMEOUT, OK, NEVER
     refused = p.found.refused[w:].astype(bool)
     outcome[refused] = REFUSED

@@ -22,8 +22,8 @@ MIN_REQUESTS, MIN_SHARE = 8, 1 / 3  # of a steady window, as the analysis has it
 @dataclass(frozen=True)
 class Times:
     """Stamps of the schedule's own requests, seconds from the start of the load; NaN: never. ``accepted`` is when the
-    scheduler received it. ``ok`` ended with all its tokens and within the timeout. ``shift_s`` is where the load begins on
-    the kernel's clock."""
+    scheduler received it. ``ok`` ended with all its tokens and within the timeout. ``shift_s`` is where the load
+    begins on the kernel's clock."""
 
     due: Floats
     sent: Floats
@@ -43,43 +43,63 @@ class Times:
 
 
 def simulate(
-    deployment: Deployment, schedule: Schedule, mode: str, target: float, seed: int = 0, options: Options | None = None
+    deployment: Deployment,
+    schedule: Schedule,
+    mode: str,
+    target: float,
+    seed: int = 0,
+    *,
+    options: Options | None = None,
 ) -> Run:
-    """A Run of one load point: ``mode`` is concurrency (``target`` in flight), rate or trace (due times of the schedule).
+    """A Run of one load point: ``mode`` is concurrency (``target`` in flight), rate or trace (due times of the
+    schedule).
 
     Raises:
         UsageError: what ``loads.prepare`` refuses.
     """
     from whywait.sim.result import Point, run_of
 
-    point = run_point(deployment, schedule, mode, target, seed, options)
+    point = run_point(deployment, schedule, mode, target, seed, options=options)
     return run_of(deployment, [Point(mode, target, *point)], options or Options())
 
 
 def run_point(
-    deployment: Deployment, schedule: Schedule, mode: str, target: float, seed: int = 0, options: Options | None = None
+    deployment: Deployment,
+    schedule: Schedule,
+    mode: str,
+    target: float,
+    seed: int = 0,
+    *,
+    options: Options | None = None,
 ) -> tuple[Prepared, Result, Times]:
     """One load point, as the kernel gives it, and the stamps of its requests."""
     o = options or Options()
-    prepared = prepare(deployment, schedule, mode, target, seed, o)
+    prepared = prepare(deployment, schedule, mode, target, seed, options=o)
     found = kernel.run(prepared.load, prepared.pools, prepared.costs, prepared.settings)
     return prepared, found, times(prepared, found, mode, target, o)
 
 
 def figures(
-    deployment: Deployment, schedule: Schedule, mode: str, target: float, seed: int = 0, options: Options | None = None
+    deployment: Deployment,
+    schedule: Schedule,
+    mode: str,
+    target: float,
+    seed: int = 0,
+    *,
+    options: Options | None = None,
 ) -> dict[str, Any]:
     """The same load in numbers, without a Run.
 
     Returns:
-        Per request (arrays of seconds, NaN unknown): ``ttft_s, tpot_s, e2e_s, queue_s, prefill_s``; ``ok`` and ``inside``
-        (its origin lies in the steady window); ``cached`` tokens and ``preempted`` times. Of the window:
-        ``output_tokens_per_s, requests_per_s, kv_use, running, waiting, cached_share, seconds, steady`` (False: the whole
-        point was taken). Of the whole: ``preemptions, recomputed_tokens, acceptance`` (None without speculation),
-        ``end_s``. Where steps were kept (``Options.keep``) also ``power_w`` of all devices and ``joules_per_token``.
+        Per request (arrays of seconds, NaN unknown): ``ttft_s, tpot_s, e2e_s, queue_s, prefill_s``; ``ok`` and
+        ``inside`` (its origin lies in the steady window); ``cached`` tokens and ``preempted`` times. Of the window:
+        ``output_tokens_per_s, requests_per_s, kv_use, running, waiting, cached_share, seconds, steady`` (False: the
+        whole point was taken). Of the whole: ``preemptions, recomputed_tokens, acceptance`` (None without
+        speculation), ``end_s``. Where steps were kept (``Options.keep``) also ``power_w`` of all devices and
+        ``joules_per_token``.
     """
     o = options or Options(keep="none")
-    prepared, found, t = run_point(deployment, schedule, mode, target, seed, o)
+    prepared, found, t = run_point(deployment, schedule, mode, target, seed, options=o)
     return figures_of(prepared, found, t, deployment)
 
 
@@ -115,8 +135,8 @@ def figures_of(p: Prepared, r: Result, t: Times, d: Deployment) -> dict[str, Any
 
 
 def times(p: Prepared, r: Result, mode: str, target: float, o: Options) -> Times:
-    """Stamps from what the kernel gives; a request past its timeout is given up then (the engine, which does not look at
-    that here, still finishes it)."""
+    """Stamps from what the kernel gives; a request past its timeout is given up then (the engine, which does not look
+    at that here, still finishes it)."""
     w = p.warmed
     closed = mode == "concurrency"
     front = p.pools[0].frontend_s + p.pools[0].frontend_token_s * p.load.prompt[w:]
@@ -141,7 +161,8 @@ def times(p: Prepared, r: Result, mode: str, target: float, o: Options) -> Times
 
 
 def window(t: Times) -> tuple[float, float, bool]:
-    """The steady window (s), by the rule of the analysis: see ``docs/metrics.md``; the whole point where it is too short."""
+    """The steady window (s), by the rule of the analysis: see ``docs/metrics.md``; the whole point where it is too
+    short."""
     sent, end = t.sent[~np.isnan(t.sent)], t.end[~np.isnan(t.sent)]
     if not len(sent):
         return 0.0, 0.0, False

@@ -21,8 +21,8 @@ VLLM = "https://docs.vllm.ai/en/stable/"
 
 @dataclass(frozen=True)
 class Technique:
-    """``cuts`` is a cause by the judge's name, or a wait in words where no cause is meant. ``value`` is what stands after
-    ``=`` in the text ('' : nothing may), ``keys`` what may stand after colons, each with its meaning."""
+    """``cuts`` is a cause by the judge's name, or a wait in words where no cause is meant. ``value`` is what stands
+    after ``=`` in the text ('' : nothing may), ``keys`` what may stand after colons, each with its meaning."""
 
     name: str
     changes: str
@@ -45,7 +45,10 @@ def _table(rows: Iterable[Technique]) -> dict[str, Technique]:
 
 
 _GIB = {"gib": "its size per replica", "gbps": "GB/s of the way back", "ms": "latency of a transfer"}
-_DRAFTS = {"drafts": "tokens proposed per step", "accept": "chance that the first is accepted; later ones in proportion"}
+_DRAFTS = {
+    "drafts": "tokens proposed per step",
+    "accept": "chance that the first is accepted; later ones in proportion",
+}
 
 TECHNIQUES: dict[str, Technique] = _table((
     Technique("fp8-weights", "weights and products in FP8", "weight-read-bound decode",
@@ -157,6 +160,18 @@ def apply(text: str, deployment: Deployment) -> Deployment:
     return deployment
 
 
+def technique_named(name: str) -> Technique:
+    """
+    Raises:
+        UsageError: there is none; the nearest are named.
+    """
+    found = TECHNIQUES.get(name)
+    if found is None:
+        hint = f"nearest: {nearest(name, TECHNIQUES)}; 'whywait catalog techniques' lists them"
+        raise UsageError(f"there is no technique {name!r}", hint)
+    return found
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The names most like ``word``, for a hint; all of them where none is and they are few."""
     names = list(known)
@@ -170,10 +185,7 @@ def _one(text: str) -> tuple[Technique, Args]:
     while rest and "=" not in rest[0]:  # pd=2:6 and machine names: the colon belongs to the value
         head += ":" + rest.pop(0)
     name, equals, value = (x.strip() for x in head.partition("="))
-    technique = TECHNIQUES.get(name)
-    if technique is None:
-        raise UsageError(f"there is no technique {name!r}", f"nearest: {nearest(name, TECHNIQUES)}; "
-                         "'whywait catalog techniques' lists them")  # fmt: skip
+    technique = technique_named(name)
     if (technique.needed and not value) or (value and not technique.value) or (equals and not value):
         raise UsageError(f"{text!r} is not how {name} is written", f"write {technique.syntax}")
     keys: dict[str, str] = {}

@@ -83,5 +83,3 @@ def kind_of(tokens: Tokens, thinking: Ints) -> NDArray[np.int8]:
     before = np.repeat((made - tokens.tokens)[first], np.diff(np.r_[np.flatnonzero(first), len(made)]))
     answer = made - before > thinking[tokens.row]
     return np.where(answer, KINDS.index("answer"), KINDS.index("reasoning")).astype(np.int8)
-
-

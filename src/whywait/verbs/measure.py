@@ -154,7 +154,7 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
         stream=args.stream,
         load_ok=args.load,
         out=args.out,
-        slo=slo(args.slo) or _common_slo(workload),
+        slo=slo(args.slo) or common_slo(workload),
         seed=workload.seed,
         floor=args.floor,
         processes=getattr(args, "processes", 1),
@@ -168,7 +168,7 @@ def _options(args: argparse.Namespace, engine: Engine | None) -> app.Options:
     )
 
 
-def _common_slo(workload: Workload) -> dict[str, float]:
+def common_slo(workload: Workload) -> dict[str, float]:
     """What all classes ask; where they differ, each is held to its own and none to another's."""
     first = workload.classes[0].slo
     return dict(first) if all(c.slo == first for c in workload.classes) else {}

@@ -1,0 +1,58 @@
+"""The flags of the verbs about the simulator, each verb's in a function of its name; no logic."""
+
+from __future__ import annotations
+
+import argparse
+
+from whywait.flags import asked, points, positive, positives, rate, rates
+
+
+def simulate(p: argparse.ArgumentParser) -> None:
+    _deployment(p)
+    load = p.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=positives, metavar="A,B,…", help="default 1,4,16,64")
+    load.add_argument("--rate", type=rates, metavar="A,B,…", help="requests per second")
+    _shape(p)
+    p.add_argument("--draws", type=positive, metavar="N", help="of what is not known, for the intervals (default 60)")
+    p.add_argument("--jobs", type=int, default=0, metavar="N", help="processes at most (default: one per core)")
+    p.add_argument("--out", metavar="DIR", help="folder for the run (default: whywait-runs/…)")
+    p.add_argument("--json", action="store_true", help="figures, intervals and the summary as JSON on stdout")
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
+    # Of a live client only: nothing is sent here.
+    p.set_defaults(tokenizer=None, language=None, temperature=None)
+
+
+def _deployment(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("what is simulated (docs/simulate.md)")
+    g.add_argument("--machine", metavar="NAME", help="h100, h200, b200, mi300x, … ('whywait catalog machines')")
+    g.add_argument("--model", metavar="NAME", help="llama-3.1-70b, …; or a folder with config.json, or a .gguf file")
+    g.add_argument("--engine", default="vllm", metavar="NAME", help="vllm, sglang, trtllm, llama.cpp, static")
+    g.add_argument("--precision", metavar="TYPE", help="fp8; or weights=fp8,kv=fp8 (default: as published)")
+    g.add_argument("--count", type=positive, metavar="N", help="devices in all (default: what the layout uses)")
+    g.add_argument("--layout", metavar="LIST", help="tp=2,replicas=2; pd=2:6; pp, dp, ep, routing")
+    g.add_argument(
+        "--apply", metavar="LIST", help="techniques: fp8-kv,spec-mtp:drafts=3 ('whywait catalog techniques')"
+    )
+    g.add_argument(
+        "--max-seqs", type=positive, metavar="N", help="sequences at once per engine (default: the engine's)"
+    )
+    g.add_argument("--token-budget", type=positive, metavar="N", help="tokens of a step (default: the engine's)")
+    g.add_argument("--memory-share", type=rate, metavar="F", help="of device memory, for weights and KV (0.9)")
+    g.add_argument(
+        "--kv-blocks", type=positive, metavar="N", help="KV blocks, as the engine's log says (else computed)"
+    )
+    g.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
+
+
+def catalog(p: argparse.ArgumentParser) -> None:
+    p.add_argument("what", nargs="?", choices=["machines", "models", "techniques", "engines"], help="default: all")
+    p.add_argument("name", nargs="?", metavar="NAME", help="one of them in full, with its source")
+    p.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own; they go first")
+    p.add_argument("--json", action="store_true", help="JSON on stdout")
+
+
+def _shape(p: argparse.ArgumentParser) -> None:
+    """The load of a simulation: as of a measurement, less what only a live client needs."""
+    points(p)
+    asked(p)
+    p.add_argument("--timeout", metavar="TIME", help="per request (default 300s)")

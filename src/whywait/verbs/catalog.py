@@ -1,0 +1,65 @@
+"""The verb ``catalog``: what the simulator knows by name, each with its source."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from whywait.errors import EXIT_OK
+from whywait.report import catalog as report
+from whywait.sim import catalog as known
+from whywait.sim.engines import ENGINES, engine_of
+from whywait.sim.techniques import TECHNIQUES, technique_named
+
+KINDS = ("machines", "models", "techniques", "engines")
+
+
+def catalog(args: argparse.Namespace) -> int:
+    known.use(args.catalog)
+    kinds = [args.what] if args.what else list(KINDS)
+    found = {kind: _one(kind, args.name) if args.name else _all(kind) for kind in kinds}
+    if args.json:
+        json.dump(found, sys.stdout, indent=2, allow_nan=False, default=str)
+        print()
+    elif args.name:
+        report.print_entry(found[kinds[0]])
+    else:
+        report.print_lists(found)
+    return EXIT_OK
+
+
+def _all(kind: str) -> list[dict[str, Any]]:
+    if kind == "machines":
+        return [_machine(m) for m in known.all_machines()]
+    if kind == "models":
+        return [dataclasses.asdict(m) for m in known.all_models()]
+    if kind == "techniques":
+        return [_technique(name) for name in TECHNIQUES]
+    return [{"name": name, **dataclasses.asdict(e)} for name, e in ENGINES.items()]
+
+
+def _one(kind: str, name: str) -> dict[str, Any]:
+    """
+    Raises:
+        UsageError: there is none of that name; the nearest are named.
+    """
+    if kind == "machines":
+        return _machine(known.machine_named(name))
+    if kind == "models":
+        return dataclasses.asdict(known.model_named(name))
+    if kind == "techniques":
+        return _technique(technique_named(name).name)
+    return {"name": name, **dataclasses.asdict(engine_of(name))}
+
+
+def _machine(m: Any) -> dict[str, Any]:
+    return {k: v for k, v in dataclasses.asdict(m).items() if k not in ("words", "unless", "scatter")}
+
+
+def _technique(name: str) -> dict[str, Any]:
+    t = TECHNIQUES[name]
+    return {"name": t.name, "syntax": t.syntax, "changes": t.changes, "cuts": t.cuts, "price": t.price,
+            "keys": dict(t.keys), "source": t.source or "none needed: the setting itself"}  # fmt: skip

@@ -1,0 +1,83 @@
+"""The verb ``simulate``: a deployment by its flags, the journey of ``simulating`` run, a table or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+
+from whywait import simulating
+from whywait.core.schedule import Workload
+from whywait.errors import EXIT_OK, GateFailed, UsageError
+from whywait.judge.gates import failed_gates, parse_gates
+from whywait.load.recipe import Load, mean_rate
+from whywait.report import simulate as report
+from whywait.sim import catalog, techniques
+from whywait.sim.deployment import Deployment
+from whywait.verbs import measure
+
+LOADS = (1.0, 4.0, 16.0, 64.0)
+
+
+def simulate(args: argparse.Namespace) -> int:
+    gates = parse_gates(args.fail_if)
+    catalog.use(args.catalog)
+    deployment = deployment_of(args)
+    workload = measure.workload_of(args)
+    plan = simulating.Plan(
+        deployment, workload, tuple(_loads(args, workload)), measure.slo(args.slo) or measure.common_slo(workload),
+        workload.seed, args.draws, args.jobs, args.out, tuple(sys.argv[1:]),
+    )  # fmt: skip
+    found = simulating.simulate(plan, progress=_progress())
+    if args.json:
+        json.dump(found.as_dict(), sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        report.print_simulated(simulating.describe(deployment), found.as_dict(), found.result.headline)
+    failed = failed_gates(gates, found.result.summary)
+    if failed:
+        raise GateFailed("; ".join(failed))
+    return EXIT_OK
+
+
+def deployment_of(args: argparse.Namespace) -> Deployment:
+    """From the flags, limits and techniques applied.
+
+    Raises:
+        UsageError: a name is unknown, or the parts do not go together.
+    """
+    if not args.machine or not args.model:
+        raise UsageError(
+            "which machine, which model?", "such as --machine h200 --model llama-3.1-8b; 'whywait catalog' lists them"
+        )
+    d = simulating.deployment_of(
+        args.machine, args.model, args.engine, precision=args.precision, count=args.count, layout=args.layout or ""
+    )
+    limits = {"max_seqs": args.max_seqs, "token_budget": args.token_budget, "memory_share": args.memory_share,
+              "kv_blocks": args.kv_blocks}  # fmt: skip
+    d = dataclasses.replace(
+        d, engine=dataclasses.replace(d.engine, **{k: v for k, v in limits.items() if v is not None})
+    )
+    return techniques.apply(args.apply or "", d)
+
+
+def _loads(args: argparse.Namespace, workload: Workload) -> list[Load]:
+    if args.rate:
+        return [measure.load_of(args, "rate", r) for r in args.rate]
+    if args.concurrency is None and (own := mean_rate(workload)):
+        return [measure.load_of(args, "rate" if workload.stages else "trace", own)]
+    return [measure.load_of(args, "concurrency", c) for c in args.concurrency or LOADS]
+
+
+def _progress() -> Callable[[int, int], None] | None:
+    """A line that is written over, on a terminal only."""
+    if not sys.stderr.isatty():
+        return None
+
+    def told(done: int, of: int) -> None:
+        end = "\r\033[K" if done == of else ""
+        print(f"\rsimulated {done} of {of} draws{end}", end="", file=sys.stderr, flush=True)
+
+    return told
