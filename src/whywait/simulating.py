@@ -20,7 +20,6 @@ from whywait.physics import machines
 from whywait.physics.arch import Arch
 from whywait.physics.dtypes import known, rate_name
 from whywait.physics.layout import Precision
-from whywait.session import Say, stderr
 from whywait.sim import techniques
 from whywait.sim.capacity import check_layout, smallest_tp
 from whywait.sim.catalog import machine_named, model_named
@@ -137,10 +136,11 @@ def describe(d: Deployment) -> str:
     ways = [f"{k}={getattr(at, k)}" for k in ("tp", "pp", "dp", "ep") if getattr(at, k) > 1]
     ways += [f"pd={d.split.prefill}:{d.split.decode}"] if d.split else []
     ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
-    return f"{d.model.name} ({types}) on {d.devices} × {d.machine.name}{' (' + ', '.join(ways) + ')' if ways else ''}, {d.engine.policy}"
+    where = f"{d.devices} × {d.machine.name}" + (f" ({', '.join(ways)})" if ways else "")
+    return f"{d.model.name} ({types}) on {where}, {d.engine.policy}"
 
 
-def simulate(plan: Plan, say: Say = stderr, progress: Callable[[int, int], None] | None = None) -> Simulated:
+def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Simulated:
     """Simulate every load point, save the Run, analyse it as any other, and give each figure its interval.
 
     Raises:

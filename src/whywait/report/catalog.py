@@ -59,10 +59,11 @@ def _machines(rows: list[dict[str, Any]]) -> Table:
     table = _columns(("name", "typed", "memory GB", "TB/s", "TFLOP/s bf16", "fp8", "fp4", "link GB/s", "W", "$/h"), 2)
     for m in rows:
         flops, price = m["flops"], m["price_usd_h"]
-        table.add_row(m["name"], (m["also"] or ("",))[0], number(m["memory_bytes"] / 1e9), number(m["read_bytes_per_s"] / 1e12),
+        table.add_row(m["name"], (m["also"] or ("",))[0], number(m["memory_bytes"] / 1e9),
+                      number(m["read_bytes_per_s"] / 1e12),
                       *(number(flops[k] / 1e12) if k in flops else "–" for k in ("bf16", "fp8", "fp4")),
                       number(m["link_bytes_per_s"] / 1e9), number(m["tdp_w"]),
-                      "–" if not price else f"{price[0]:g}" if price[0] == price[1] else f"{price[0]:g}–{price[1]:g}")  # fmt: skip
+                      "–".join(f"{x:g}" for x in dict.fromkeys(price)) if price else "–")  # fmt: skip
     return table
 
 
@@ -72,7 +73,8 @@ def _models(rows: list[dict[str, Any]]) -> Table:
         experts = f"{m['chosen']} of {m['experts']}" if m["experts"] else "–"
         heads = "latent" if m["latent"] else str(m["kv_heads"])
         table.add_row(m["name"], str(m["layers"]), str(m["hidden"]), str(m["heads"]), heads, experts,
-                      f"{m['max_context']:,}" if m["max_context"] else "–", m["native_experts"] or m["native"])  # fmt: skip
+                      f"{m['max_context']:,}" if m["max_context"] else "–",
+                      m["native_experts"] or m["native"])  # fmt: skip
     return table
 
 
@@ -86,8 +88,8 @@ def _techniques(rows: list[dict[str, Any]]) -> Table:
 def _engines(rows: list[dict[str, Any]]) -> Table:
     table = _columns(("name", "sequences", "token budget", "KV block", "memory share", "chunked prefill"))
     for e in rows:
-        table.add_row(e["name"], str(e["max_seqs"]), f"{e['token_budget']:,}", str(e["block"]), f"{e['memory_share']:g}",
-                      "yes" if e["chunked"] else "no")  # fmt: skip
+        table.add_row(e["name"], str(e["max_seqs"]), f"{e['token_budget']:,}", str(e["block"]),
+                      f"{e['memory_share']:g}", "yes" if e["chunked"] else "no")  # fmt: skip
     return table
 
 

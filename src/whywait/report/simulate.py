@@ -14,7 +14,7 @@ from rich.text import Text
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
-PER_TABLE = 4
+PER_TABLE = 3
 Show = Callable[[float | None], str]
 
 
@@ -36,7 +36,7 @@ ROWS: tuple[tuple[str, str, Show], ...] = (
     ("output tokens/s", "output_tokens_per_s", number),
     ("requests/s", "requests_per_s", number),
     ("goodput, requests/s", "goodput_requests_per_s", number),
-    ("goodput, share of due", "goodput_share", percent),
+    ("goodput, share", "goodput_share", percent),
     ("in work, mean", "running", number),
     ("KV space in use", "kv_use", percent),
     ("prompt tokens cached", "cached_share", percent),
@@ -44,7 +44,7 @@ ROWS: tuple[tuple[str, str, Show], ...] = (
     ("preemptions", "preemptions", number),
     ("power", "power_w", _watts),
     ("J per output token", "joules_per_token", number),
-    ("$ per million output tokens", "usd_per_million_tokens", _dollars),
+    ("$ per million out", "usd_per_million_tokens", _dollars),
 )
 QUIET = ("queue_ms_mean", "cached_share", "preemptions")  # left out where all their values are 0
 
@@ -58,7 +58,7 @@ def print_simulated(head: str, found: dict[str, Any], headline: str, out: Consol
         out.print()
         out.print(_table(points[start : start + PER_TABLE]))
     if headline:
-        out.print(Text(f"\nit waits on: {headline}", style="bold"))
+        out.print(Text(f"\nwhat it waits on: {headline}", style="bold"))
     out.print()
     for line in found["notes"]:
         out.print(Text(line, style="dim"))
@@ -68,10 +68,12 @@ def print_simulated(head: str, found: dict[str, Any], headline: str, out: Consol
 def _table(points: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, header_style="bold")
     modes = {p["mode"] for p in points}
-    table.add_column("concurrency" if modes == {"concurrency"} else "rate" if modes == {"rate"} else "load")
+    table.add_column(
+        no_wrap=True, header="concurrency" if modes == {"concurrency"} else "rate" if modes == {"rate"} else "load"
+    )
     for p in points:
         table.add_column(f"{p['target']:g}{'' if p['mode'] == 'concurrency' else '/s'}", justify="right")
-        table.add_column("80 %", style="dim")
+        table.add_column("80 %", style="dim", no_wrap=True)
     for name, key, show in ROWS:
         figures = [p["figures"].get(key) or {"value": None} for p in points]
         values = [f["value"] for f in figures]
@@ -88,7 +90,9 @@ def _band(f: dict[str, Any], show: Show) -> str:
     if f["value"] is None or f.get("low") is None or f.get("high") is None:
         return ""
     low, high = show(f["low"]), show(f["high"])
-    number_, _, unit = low.rpartition(" ")
-    if unit and high.endswith(f" {unit}"):
-        low = number_
-    return f"{low} – {high}" if low != high else ""
+    if low == high:
+        return ""
+    plain, _, unit = low.rpartition(" ")
+    if unit and show(f["value"]).endswith(f" {unit}") and high.endswith(f" {unit}"):
+        low, high = plain, high.removesuffix(f" {unit}")
+    return f"{low}–{high}"

@@ -42,6 +42,10 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     """Verdict, table and doubts of a summary."""
     out = out or console()
     out.print()
+    if summary.get("made_by") == "simulated":
+        out.print(
+            Text("SIMULATED: made by a model; 'measured' below means: read off the simulated service", style="bold")
+        )
     out.print(Text(summary.get("headline", ""), style="bold"))
     print_invalid(out, summary["invalid"])
     for v in verdicts:

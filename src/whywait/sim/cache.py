@@ -8,6 +8,12 @@ from whywait.sim.state import KEEP_FULL
 
 
 @jit
+def running(room: Room, eng: Engine, k: int) -> Slot:
+    """The k-th sequence in order of admission."""
+    return room.slots[eng.id, room.order[eng.id, k]]  # type: ignore[no-any-return]
+
+
+@jit
 def blocks_of(eng: Engine, tokens: int) -> int:
     return (tokens + eng.block - 1) // eng.block
 
@@ -26,7 +32,7 @@ def growth(room: Room, eng: Engine, n: int) -> int:
     if eng.drafts > 0:
         total = 0
         for k in range(eng.running):
-            slot = room.slots[eng.id, room.order[eng.id, k]]
+            slot = running(room, eng, k)
             if slot.decoding == 1:
                 total += held_at(eng, slot, eng.counter + n) - slot.held
         return total
@@ -49,6 +55,6 @@ def grow(room: Room, eng: Engine, n: int) -> None:
         eng.free -= need
         if eng.drafts > 0:
             for k in range(eng.running):
-                slot = room.slots[eng.id, room.order[eng.id, k]]
+                slot = running(room, eng, k)
                 if slot.decoding == 1:
                     slot.held = held_at(eng, slot, eng.counter)

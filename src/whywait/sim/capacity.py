@@ -59,6 +59,11 @@ def capacity(d: Deployment, request_tokens: float | None = None, prefill: bool =
     return found
 
 
+def blocks_of(d: Deployment) -> int:
+    """KV blocks of one engine; 0 where nothing is left for them."""
+    return max(0, _sizes(d, d.layout).blocks)
+
+
 def check_layout(d: Deployment, layout: Layout) -> None:
     """
     Raises:
@@ -67,7 +72,7 @@ def check_layout(d: Deployment, layout: Layout) -> None:
     a = d.model
     _divides("tp", layout.tp, a.heads, "attention heads")
     if a.kv_heads and layout.tp > a.kv_heads and layout.tp % a.kv_heads:
-        raise UsageError(f"{a.name} has {a.kv_heads} KV heads, which tp={layout.tp} can neither split nor repeat evenly",
+        raise UsageError(f"{a.name} has {a.kv_heads} KV heads, which tp={layout.tp} cannot split or repeat evenly",
                          f"nearest: {_near(layout.tp, _divisors(a.heads))}")  # fmt: skip
     _divides("pp", layout.pp, a.layers, "layers")
     if layout.ep > 1:
@@ -127,8 +132,8 @@ def _no_room(d: Deployment, layout: Layout, found: Capacity, request: float | No
         what = (f"a request of {request:.0f} tokens does not fit in the KV space of {found.tokens:,} tokens that "
                 f"{layout.devices} × {d.machine.name} leave")  # fmt: skip
     else:
-        what += (f": {found.weight_bytes / gb:.1f} GB of weights and {found.working_bytes / gb:.1f} GB of working space "
-                 f"per device of {found.memory_bytes / gb:.0f} GB (share {d.engine.memory_share:g})")  # fmt: skip
+        what += (f": {found.weight_bytes / gb:.1f} GB of weights and {found.working_bytes / gb:.1f} GB of working "
+                 f"space per device of {found.memory_bytes / gb:.0f} GB (share {d.engine.memory_share:g})")  # fmt: skip
     return UsageError(what, "; or ".join(feasible(d, layout, request)) or "nothing in the catalogue's reach fits")
 
 

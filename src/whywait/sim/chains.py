@@ -7,7 +7,6 @@ needs no name. Equal numbers are equal text from the first token on.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whywait.core.schedule import Ints, Schedule
 
@@ -21,10 +20,7 @@ def chains(s: Schedule, block: int, warm: bool = False) -> tuple[Ints, Ints]:
     prompt given by named pieces a block counts as known by the piece that its end lies in. ``warm``: prompts that share
     nothing by name repeat one of ``WARM_PROMPTS``.
     """
-    if s.blocks:
-        rows = _named(s, block)
-    else:
-        rows = _grouped(s, block, warm)
+    rows = _named(s, block) if s.blocks else _grouped(s, block, warm)
     lengths = np.fromiter((len(r) for r in rows), np.int64, len(rows))
     at = np.concatenate(([0], np.cumsum(lengths)))
     if not at[-1]:
@@ -106,20 +102,3 @@ def _reach(s: Schedule, block: int) -> Ints:
         held = min(int(s.prompt_tokens[before] + said[before]), int(s.prompt_tokens[row])) // block
         reach[row], reach[before] = max(reach[row], held), max(reach[before], held)
     return reach
-
-
-def named_blocks(at: Ints, ids: Ints) -> int:
-    """How many different blocks the chains name."""
-    return int(ids.max()) + 1 if len(ids) else 0
-
-
-def hit_bound(s: Schedule, at: Ints, ids: Ints, block: int) -> float:
-    """Share of the prompt tokens that an unlimited cache would find, each request after the one before."""
-    seen: NDArray[np.bool_] = np.zeros(named_blocks(at, ids), bool)
-    found = 0
-    for i in range(len(s)):
-        mine = ids[at[i] : at[i + 1]][: int(s.prompt_tokens[i]) // block]
-        fresh = np.flatnonzero(~seen[mine])
-        found += int(fresh[0]) if len(fresh) else len(mine)
-        seen[ids[at[i] : at[i + 1]]] = True
-    return found * block / max(int(s.prompt_tokens.sum()), 1)

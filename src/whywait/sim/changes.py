@@ -11,6 +11,7 @@ from whywait.errors import UsageError
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
 from whywait.physics.memory import bytes_of
+from whywait.sim.capacity import blocks_of
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier
 from whywait.sim.engines import engine_of
@@ -82,36 +83,34 @@ def _engine(d: Deployment, **fields: object) -> Deployment:
     return replace(d, engine=replace(d.engine, **fields))  # type: ignore[arg-type]
 
 
-def _weights(d: Deployment, weights: str, compute: str) -> Deployment:
-    return replace(d, precision=Precision(weights, d.precision.kv, compute))
+def recounted(d: Deployment) -> Deployment:
+    """A count of blocks that the engine's log gave holds for the deployment it was logged of. Before that changes, it
+    is turned into what it says of the computed count: a factor that goes on to hold."""
+    told = d.engine.kv_blocks
+    if told is None:
+        return d
+    free = _engine(d, kv_blocks=None)
+    computed = blocks_of(free)
+    by = told / computed if computed else 1.0
+    return replace(free, hardware=replace(d.hardware, kv_space=d.hardware.kv_space * by))
 
 
-def fp8_weights(d: Deployment, args: Args) -> Deployment:
-    return _weights(d, "fp8", "fp8")
+def weights(dtype: str, compute: str) -> Change:
+    def change(d: Deployment, _args: Args) -> Deployment:
+        """What narrower weights leave free is room for KV, but for llama.cpp, whose context is allotted by a flag."""
+        if d.engine.policy != "llama.cpp":
+            d = recounted(d)
+        return replace(d, precision=Precision(dtype, d.precision.kv, compute))
 
-
-def fp4_weights(d: Deployment, args: Args) -> Deployment:
-    return _weights(d, "fp4", "fp4")
-
-
-def int8_weights(d: Deployment, args: Args) -> Deployment:
-    return _weights(d, "int8", "bf16")
-
-
-def int4_weights(d: Deployment, args: Args) -> Deployment:
-    return _weights(d, "int4", "bf16")
-
-
-def bf16_weights(d: Deployment, args: Args) -> Deployment:
-    return _weights(d, "bf16", "bf16")
+    return change
 
 
 def kv(dtype: str) -> Change:
-    def change(d: Deployment, args: Args) -> Deployment:
+    def change(d: Deployment, _args: Args) -> Deployment:
         """A count of blocks from a log is of the type it was logged with: the same bytes hold more of a narrower
         one."""
         blocks = d.engine.kv_blocks
-        if blocks is not None:
+        if blocks is not None and d.engine.policy != "llama.cpp":
             blocks = int(blocks * bytes_of(d.precision.kv) / bytes_of(dtype))
         return _engine(replace(d, precision=replace(d.precision, kv=dtype)), kv_blocks=blocks)
 
@@ -138,7 +137,7 @@ def memory_share(d: Deployment, args: Args) -> Deployment:
     share = args.factor()
     if share > 1:
         raise UsageError(f"{args.text!r}: a share is at most 1", "such as memory-share=0.95")
-    return _engine(d, memory_share=share, kv_blocks=None)
+    return _engine(recounted(d), memory_share=share)
 
 
 def batching(d: Deployment, args: Args) -> Deployment:
@@ -212,9 +211,8 @@ def ep(d: Deployment, args: Args) -> Deployment:
 
 
 def _layout(d: Deployment, **fields: int) -> Deployment:
-    """Another layout: a count of blocks from a log no longer holds."""
     found: Layout = replace(d.layout, **fields)
-    return _engine(replace(d, layout=found), kv_blocks=None)
+    return replace(recounted(d), layout=found)
 
 
 def replicas(d: Deployment, args: Args) -> Deployment:
@@ -259,8 +257,8 @@ def power_cap(d: Deployment, args: Args) -> Deployment:
 
 
 def machine(d: Deployment, args: Args) -> Deployment:
-    """Another machine: a count of blocks from a log no longer holds; what a calibration found of the old one does."""
-    return _engine(replace(d, machine=machine_named(args.value)), kv_blocks=None)
+    """What a calibration found of the old machine is taken to hold for the new one: how well the engine uses either."""
+    return replace(recounted(d), machine=machine_named(args.value))
 
 
 def engine(d: Deployment, args: Args) -> Deployment:

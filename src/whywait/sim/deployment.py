@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
-from whywait.physics.layout import Layout as Layout
-from whywait.physics.layout import Precision as Precision
+from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
+
+__all__ = ["POLICIES", "ROUTING", "Deployment", "Engine", "Layout", "Precision", "Speculation", "Split", "Tier"]
 
 POLICIES = ("vllm", "sglang", "trtllm", "llama.cpp", "static")
 ROUTING = ("round robin", "least load", "prefix")
@@ -28,7 +29,8 @@ class Engine:
     prefix_cache: bool = True
     memory_share: float = 0.9  # of the device's memory, for weights, KV and working space
     kv_blocks: int | None = None  # from the engine's log; None: computed
-    reserve: str = "none"  # KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), share (SGLang's rule)
+    #: KV kept for a request's answer at admission: none (vLLM), full (TensorRT-LLM, llama.cpp), share (SGLang's rule)
+    reserve: str = "none"
     priority: bool = False
     frontend_s: float = 0.002  # HTTP, templating, tokenising, per request
     frontend_token_s: float = 0.0  # the same per prompt token
@@ -74,16 +76,18 @@ class Split:
 class Deployment:
     machine: Accelerator
     model: Arch
-    precision: Precision = Precision()
-    layout: Layout = Layout()
+    precision: Precision = field(default_factory=Precision)
+    layout: Layout = field(default_factory=Layout)
     replicas: int = 1
-    engine: Engine = Engine()
+    engine: Engine = field(default_factory=Engine)
     routing: str = "round robin"
     speculation: Speculation | None = None
     tiers: tuple[Tier, ...] = ()
     split: Split | None = None
-    efficiency: Efficiency = Efficiency()  # how this service compares with the fits: a calibration sets it
-    hardware: Efficiency = Efficiency()  # on top of it: what a technique makes faster or slower
+    #: How this service compares with the fits: a calibration sets it.
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    #: On top of it: what a technique makes faster or slower.
+    hardware: Efficiency = field(default_factory=Efficiency)
     power_cap_w: float | None = None  # per device
     priority_class: str = (
         ""  # with ``engine.priority``: goes before the others; '': classes in the order of their TTFT SLO

@@ -35,7 +35,9 @@ def readings(d: Deployment, p: Point, power: Drawn, span: tuple[int, int], count
     n = int(np.clip(seconds * HZ, LEAST, MOST))
     margin = min(0.4, seconds / n)
     at = np.concatenate(([-margin], np.linspace(0.0, seconds, n), [seconds + margin]))
-    series = [(PAGE, k, None, v) for k, v in {**_gauges(p, at), **_counted(p, at, counted)}.items()]
+    series: list[tuple[str, str, str | None, Floats]] = [
+        (PAGE, k, None, v) for k, v in {**_gauges(p, at), **_counted(p, at, counted)}.items()
+    ]
     series += [(DEVICES, k, _label(d), v) for k, v in _meters(power, p, at, counted).items()]
     t = np.rint(at * NS_PER_S).astype(np.int64) + span[0]
     rows = len(at)
@@ -114,7 +116,9 @@ def _counted(p: Point, at: Floats, counted: Counters) -> dict[str, Floats]:
     if len(s.t_s):
         done = s.t_s + s.took_s - t.shift_s
         own = done > 0
-        out["decode_steps_total"] = _ramps(s.t_s[own] - t.shift_s, done[own], s.n[own] * float(r.steps_stride), at)
+        out["decode_steps_total"] = _ramps(
+            s.t_s[own] - t.shift_s, done[own], np.asarray(s.n[own] * float(r.steps_stride), dtype=float), at
+        )
     if p.prepared.pools[0].prefix_cache:
         out["prefix_queries_total"], out["prefix_hits_total"] = out["prompt_tokens_total"], out["cached_tokens_total"]
     pool = p.prepared.pools[-1]

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Cell:
     mode: str
     target: float
     seed: int = 0
-    options: Options = Options(keep="steps")
+    options: Options = field(default_factory=Options)
 
 
 def grid(
@@ -90,9 +90,8 @@ def numbers(f: dict[str, Any], schedule: Schedule, options: Options) -> dict[str
         out[key] = None if value is None or np.isnan(value) else float(value)
     out["preemptions"] = float(f["preemptions"])
     good = _good(f, schedule, options)
-    inside = f["inside"]
-    out["goodput_share"] = None if good is None or not inside.any() else float(good[inside].mean())
-    out["goodput_requests_per_s"] = None if good is None else float((good & inside).sum()) / f["seconds"]
+    out["goodput_share"] = None if good is None or not len(good) else float(good.mean())
+    out["goodput_requests_per_s"] = None if good is None else float(f["progress"][good].sum()) / f["seconds"]
     return out
 
 

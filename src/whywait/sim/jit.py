@@ -17,6 +17,7 @@ try:
     if os.environ.get("WHYWAIT_SIM", "python") == "python":
         raise ImportError
     import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from numba.core import caching  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     COMPILED = True
 except ImportError:
@@ -40,8 +41,10 @@ def jit(function: F) -> F:
     if not COMPILED:
         return function
     try:
-        compiled: Any = numba.njit(cache=True, error_model="numpy")(function)
-        compiled._cache._cache_file._source_stamp = _STAMP
+        compiled: Any = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
+        cache = compiled._cache
+        name = f"{cache._impl.filename_base}-{_STAMP[:12]}"
+        cache._cache_file = caching.IndexDataCacheFile(cache._cache_path, name, _STAMP)
     except (RuntimeError, AttributeError):  # no folder to keep it in, or another numba: compile in each process
         compiled = numba.njit(error_model="numpy")(function)
     return compiled  # type: ignore[no-any-return]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from whywait.physics.step import StepCost
-from whywait.sim.cache import blocks_of, grow
+from whywait.sim.cache import blocks_of, grow, running
 from whywait.sim.jit import jit
 from whywait.sim.kernel_record import record
-from whywait.sim.kernel_build import get, put, world
-from whywait.sim.kernel_queue import NOBODY, pop_event, push_back
+from whywait.sim.kernel_build import put, result, steps, world
+from whywait.sim.kernel_queue import pop_event, push_back
 from whywait.sim.kernel_slots import earliest_end, ended, finish, start_decoding, stop
-from whywait.sim.kernel_state import ARRIVES, BUSY, IDLE, KINDS, READY, Clock, Engine, Slot, World
+from whywait.sim.kernel_state import ARRIVES, BUSY, IDLE, KINDS, NOBODY, READY, Clock, Engine, Request, Slot, World
 from whywait.sim.kernel_step import begin, cut, look_back
 from whywait.sim.policies import plan
 from whywait.sim.routing import route
-from whywait.sim.state import Load, Pool, Result, Settings, Steps
+from whywait.sim.state import Load, Pool, Result, Settings
 
 
 @jit
@@ -39,7 +37,7 @@ def loop(w: World) -> int:
         if eng.mode == READY:
             start(w, clock, eng)
             continue
-        if clock.drain == 1 and clock.rows >= len(w.rows.t_s):
+        if clock.drain == 1 and clock.rows >= len(w.rows):
             return 1
         commit(w, clock, eng)
 
@@ -62,44 +60,44 @@ def earliest(w: World, clock: Clock) -> tuple[int, float]:
 def next_arrival(w: World, clock: Clock) -> float:
     due = math.inf
     if clock.events > 0:
-        due = w.events.heap_s[0]
+        due = w.heap[0].at
     if clock.closed == 0 and clock.next < clock.arrivals:
-        due = min(due, w.events.ready_s[clock.next])
+        due = min(due, w.due[clock.next].at)
     return due
 
 
 @jit
 def arrive(w: World, clock: Clock, at: float) -> None:
     """The next arrival or other event, which is due ``at``."""
-    if clock.closed == 0 and clock.next < clock.arrivals and w.events.ready_s[clock.next] <= at:
-        row = w.events.order[clock.next]
+    if clock.closed == 0 and clock.next < clock.arrivals and w.due[clock.next].at <= at:
+        row = w.due[clock.next].code
         clock.next += 1
         receive(w, clock, row, at)
         return
-    code = pop_event(w.events, clock)
+    code = pop_event(w.heap, clock)
     if code % KINDS == ARRIVES:
         receive(w, clock, code // KINDS, at)
 
 
 @jit
 def receive(w: World, clock: Clock, row: int, at: float) -> None:
-    w.out.queued_s[row] = at
+    one = w.requests[row]
+    one.queued_s = at
     eng = w.engines[route(w, clock, row)]
-    if never_fits(w, eng, row):
-        w.out.refused[row] = True
-        ended(w, clock, row, at)
+    if never_fits(eng, one):
+        one.refused = 1
+        ended(w, row, at)
         return
-    push_back(w.queue, eng, row)
+    push_back(w.levels, w.requests, eng, row)
     wake(eng, at)
 
 
 @jit
-def never_fits(w: World, eng: Engine, row: int) -> bool:
-    prompt = w.load.prompt[row]
-    whole = prompt + w.load.output[row]
+def never_fits(eng: Engine, one: Request) -> bool:
+    whole = one.prompt + one.output
     if eng.max_context > 0 and whole > eng.max_context:
         return True
-    if eng.chunked == 0 and prompt > eng.token_budget:
+    if eng.chunked == 0 and one.prompt > eng.token_budget:
         return True
     return blocks_of(eng, whole + eng.drafts) > eng.blocks  # type: ignore[no-any-return]
 
@@ -134,7 +132,7 @@ def start(w: World, clock: Clock, eng: Engine) -> None:
 def count_prompts(w: World, eng: Engine) -> None:
     """Sums what the plan takes of prompts."""
     for k in range(eng.running):
-        slot = w.room.slots[eng.id, w.room.order[eng.id, k]]
+        slot = running(w.room, eng, k)
         if slot.decoding == 0 and slot.take > 0:
             eng.seqs += 1
             eng.tokens += slot.take
@@ -160,8 +158,8 @@ def commit(w: World, clock: Clock, eng: Engine) -> None:
 def advance(w: World, eng: Engine) -> None:
     """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
     e, keep, count = eng.id, 0, eng.running
-    order, spare = w.room.order, w.room.spare
-    gone = 0
+    order = w.room.order
+    gone, last = 0, NOBODY  # those that leave, chained by their places
     for k in range(count):
         place = order[e, k]
         slot = w.room.slots[e, place]
@@ -172,11 +170,14 @@ def advance(w: World, eng: Engine) -> None:
             stop(w, eng, slot)
             finish(w, eng, slot.row)
             gone += 1
-            spare[e, count - gone] = place
+            slot.own, last = last, place
         else:
             order[e, keep] = place
             keep += 1
     eng.running = keep
+    for k in range(gone):
+        order[e, keep + k] = last
+        last = w.room.slots[e, last].own
     if gone > 0:
         earliest_end(w, eng)
 
@@ -188,11 +189,11 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
     slot.take = 0
     if slot.done < slot.prompt:
         return False
-    row = slot.row
+    one = w.requests[slot.row]
     eng.made += 1
-    if w.queue.made[row] == 0:
-        w.out.first_s[row] = eng.t + eng.reply_s
-    if w.queue.made[row] + 1 >= w.load.output[row]:
+    if one.made == 0:
+        one.first_s = eng.t + eng.reply_s
+    if one.made + 1 >= one.output:
         return True
     start_decoding(w, eng, slot)
     return False
@@ -203,16 +204,7 @@ def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: 
     w = world(load, pools, costs, settings)
     full = []
     while loop(w) == 1:
-        full.append(Steps(*(column.copy() for column in w.rows)))
+        full.append(steps(w, settings))
         put(w.clock, 0, {"rows": 0})
-    kept = get(w.clock, "rows")[0]
-    full.append(Steps(*(column[:kept].copy() for column in w.rows)))
-    steps = full[0] if len(full) == 1 else Steps(*(np.concatenate(columns) for columns in zip(*full, strict=True)))
-    return Result(
-        **w.out._asdict(),
-        drafted=sum(get(w.engines, "drafted")),
-        accepted=sum(get(w.engines, "accepted")),
-        end_s=get(w.clock, "now")[0],
-        steps=steps,
-        steps_stride=get(w.clock, "stride")[0],
-    )
+    full.append(steps(w, settings))
+    return result(w, full)

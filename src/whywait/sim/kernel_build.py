@@ -8,11 +8,26 @@ from typing import Any
 import numpy as np
 
 from whywait.physics.step import StepCost
-from whywait.sim.kernel_queue import NOBODY
-from whywait.sim.kernel_state import BOTH, DECODE, KINDS, PREFILL, Clock, Engine, Events, Out, Queue, Room, Slot, World
-from whywait.sim.kernel_state import ARRIVES, records
-from whywait.sim.state import F8, I8, Load, Pool, Settings, Steps
+from whywait.sim.kernel_state import (
+    ARRIVES,
+    BOTH,
+    DECODE,
+    KINDS,
+    PREFILL,
+    Clock,
+    Engine,
+    Event,
+    Level,
+    Request,
+    Room,
+    Row,
+    Slot,
+    World,
+    records,
+)
+from whywait.sim.state import F8, Load, Pool, Result, Settings, Steps
 
+KIND: dict[str, Any] = {"t_s": np.float64, "took_s": np.float64, "context_sum": np.float64}
 CHUNK = 65_536  # rows of a record that is kept whole, at a time
 TABLE = 1 << 17  # most tokens a step's cost is tabled for
 
@@ -23,43 +38,58 @@ _LIMITS = ("policy", "max_seqs", "token_budget", "chunked", "blocks", "block", "
            "ratio_min", "ratio_decay", "reply_s")  # fmt: skip
 
 
-def put(records_: Any, place: int, values: dict[str, Any]) -> None:
-    """Sets fields of one record, whichever form the records have."""
-    if records_.dtype == object:
-        for name, value in values.items():
-            setattr(records_[place], name, value)
-    else:
-        for name, value in values.items():
-            records_[name][place] = value
+def put(table: Any, place: Any, values: dict[str, Any]) -> None:
+    """Sets fields of one record (or, by a slice, of all), whichever form the records have."""
+    for name, value in values.items():
+        if table.dtype != object:
+            table[name][place] = value
+        elif isinstance(place, int):
+            setattr(table[place], name, value)
+        else:
+            given = np.broadcast_to(value, table[place].shape).tolist()
+            for record, one in zip(table[place], given, strict=True):
+                setattr(record, name, one)
 
 
-def get(records_: Any, name: str) -> list[Any]:
-    if records_.dtype == object:
-        return [getattr(record, name) for record in records_]
-    return records_[name].tolist()  # type: ignore[no-any-return]
+def get(table: Any, name: str) -> Any:
+    """A field of all records."""
+    if table.dtype == object:
+        return np.array([getattr(record, name) for record in table.flat])
+    return table[name]
 
 
 def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> World:
     """The state at time 0, nothing having arrived."""
-    counts = settings.engines
+    count = sum(settings.engines)
+    clock = records(Clock, 1)
+    size = CHUNK if settings.steps < 0 else settings.steps
+    put(clock, 0, {"engines": count, "first": settings.engines[0], "routing": settings.routing, "seed": settings.seed,
+                   "macro": int(settings.macro), "limit_s": settings.limit_s, "left": len(load.prompt),
+                   "frontend_s": pools[0].frontend_s, "frontend_token_s": pools[0].frontend_token_s,
+                   "whole": size // 2, "drain": int(settings.steps < 0)})  # fmt: skip
+    requests, levels = requests_of(load, any(pool.priority for pool in pools))
+    due, heap = arrivals(load, pools[0], settings, clock, requests)
+    return World(
+        clock=clock,
+        engines=engines_of(pools, costs, settings.engines),
+        room=room(pools, costs, count),
+        requests=requests,
+        levels=records(Level, (count, levels)),
+        due=due,
+        heap=heap,
+        rows=records(Row, size),
+    )
+
+
+def engines_of(pools: Sequence[Pool], costs: Sequence[StepCost], counts: Sequence[int]) -> Any:
     engines = records(Engine, sum(counts))
-    split = len(pools) > 1
     place = 0
     for kind, pool in enumerate(pools):
         for _ in range(counts[kind]):
-            role = BOTH if not split else (PREFILL, DECODE)[kind]
+            role = BOTH if len(pools) == 1 else (PREFILL, DECODE)[kind]
             put(engines, place, engine_fields(place, kind, role, pool, costs[kind]))
             place += 1
-    n = len(load.prompt)
-    out = Out(*(np.full(n, np.nan) for _ in range(5)), *(np.zeros(n, np.int64) for _ in range(3)), np.full(n, -1, np.int64),
-              np.full(n, np.nan), np.zeros(n, np.bool_))  # fmt: skip
-    clock = records(Clock, 1)
-    put(clock, 0, {"engines": sum(counts), "first": counts[0], "routing": settings.routing, "seed": settings.seed,
-                   "macro": int(settings.macro), "limit_s": settings.limit_s, "left": n,
-                   "frontend_s": pools[0].frontend_s, "frontend_token_s": pools[0].frontend_token_s})  # fmt: skip
-    events = arrivals(load, settings, clock, out)
-    return World(clock, engines, room(pools, costs, sum(counts)), queue(load, pools, sum(counts)), events, load, out,
-                 rows(settings, clock))  # fmt: skip
+    return engines
 
 
 def engine_fields(place: int, kind: int, role: int, pool: Pool, cost: StepCost) -> dict[str, Any]:
@@ -73,19 +103,15 @@ def engine_fields(place: int, kind: int, role: int, pool: Pool, cost: StepCost) 
 def room(pools: Sequence[Pool], costs: Sequence[StepCost], engines: int) -> Room:
     seqs = max(pool.max_seqs for pool in pools)
     tokens = max(min(TABLE, max(pool.token_budget, pool.max_seqs * (1 + pool.drafts))) for pool in pools)
-    linear = np.stack([table(cost, tokens) for cost in costs])
-    slope = np.array([last_slope(cost) for cost in costs])
     accept = np.zeros((len(pools), max(1, *(pool.drafts for pool in pools), 1)))
     for kind, pool in enumerate(pools):
         given = np.asarray(pool.acceptance, float)[: pool.drafts]
         accept[kind, : len(given)] = given
     return Room(
         slots=records(Slot, (engines, seqs)),
-        order=np.zeros((engines, seqs), np.int64),
-        spare=np.tile(np.arange(seqs, dtype=np.int64), (engines, 1)),
+        order=np.tile(np.arange(seqs, dtype=np.int64), (engines, 1)),
         phase=np.zeros((engines, max(pool.block for pool in pools)), np.int64),
-        linear_s=linear,
-        slope_s=slope,
+        linear_s=np.stack([np.append(table(cost, tokens), last_slope(cost)) for cost in costs]),
         accept=accept,
     )
 
@@ -107,52 +133,59 @@ def last_slope(cost: StepCost) -> float:
     return float((cost.linear_s[-1] - cost.linear_s[-2]) / (cost.grid[-1] - cost.grid[-2]))
 
 
-def queue(load: Load, pools: Sequence[Pool], engines: int) -> Queue:
-    n = len(load.prompt)
-    levels, level = 1, np.zeros(n, np.int64)
-    if any(pool.priority for pool in pools) and n > 0:
+def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
+    """The rows of the load, and the number of priority levels."""
+    requests = records(Request, len(load.prompt))
+    levels, level = 1, np.zeros(1, np.int64)
+    if by_priority and len(load.prompt) > 0:
         values, level = np.unique(load.priority, return_inverse=True)
         levels = len(values)
-    empty = np.full((engines, levels), NOBODY, np.int64)
-    return Queue(empty, empty.copy(), np.full(n, NOBODY, np.int64), level.astype(np.int64), np.zeros(n, np.int64))
+    put(requests, slice(None), {"prompt": load.prompt, "output": load.output, "think_s": load.think_s, "level": level})
+    for row in np.flatnonzero(load.after >= 0)[::-1].tolist():
+        parent = int(load.after[row])
+        put(requests, row, {"sibling": requests[parent].child if requests.dtype == object else requests["child"][parent]})
+        put(requests, parent, {"child": row})
+    return requests, levels
 
 
-def arrivals(load: Load, settings: Settings, clock: Any, out: Out) -> Events:
-    """Rows that come by themselves, in order; in a closed loop the first ones come at once and each end brings the next."""
-    roots = np.flatnonzero(load.after < 0).astype(np.int64)
-    linked = len(roots) < len(load.after)
-    pool_s = get(clock, "frontend_s")[0], get(clock, "frontend_token_s")[0]
+def arrivals(load: Load, pool: Pool, settings: Settings, clock: Any, requests: Any) -> tuple[Any, Any]:
+    """Rows that come by themselves, in order, and the heap of events. In a closed loop the first ones come at once and each
+    end brings the next."""
+    roots = np.flatnonzero(load.after < 0)
     closed = settings.concurrency > 0
+    sent = np.zeros(len(roots)) if closed else np.asarray(load.arrive_s, float)[roots]
+    ready = sent + pool.frontend_s + pool.frontend_token_s * load.prompt[roots]
     first = min(settings.concurrency, len(roots)) if closed else 0
-    heap_s, heap = np.zeros(len(load.after) + 1), np.zeros(len(load.after) + 1, np.int64)
-    ready = np.zeros(0)
+    heap = records(Event, max(first, len(load.after)) + 1)
+    due = records(Event, len(roots))
     if closed:
-        out.sent_s[roots[:first]] = 0.0
-        due = pool_s[0] + pool_s[1] * load.prompt[roots[:first]]
-        by = np.lexsort((roots[:first], due))
-        heap_s[:first], heap[:first] = due[by], roots[by] * KINDS + ARRIVES
+        put(requests, roots[:first], {"sent_s": 0.0})
+        by = np.argsort(ready[:first], kind="stable")
+        put(heap, slice(first), {"at": ready[:first][by], "code": roots[:first][by] * KINDS + ARRIVES})
+        put(due, slice(None), {"code": roots})
     else:
-        out.sent_s[roots] = load.arrive_s[roots]
-        ready = load.arrive_s[roots] + pool_s[0] + pool_s[1] * load.prompt[roots]
+        put(requests, roots, {"sent_s": sent})
         by = np.argsort(ready, kind="stable")
-        roots, ready = roots[by], ready[by]
+        put(due, slice(None), {"at": ready[by], "code": roots[by]})
     put(clock, 0, {"next": first, "arrivals": len(roots), "events": first, "closed": int(closed)})
-    child, sibling = links(load.after) if linked else (np.zeros(0, np.int64), np.zeros(0, np.int64))
-    return Events(roots, ready, heap_s, heap, child, sibling)
+    return due, heap
 
 
-def links(after: I8) -> tuple[I8, I8]:
-    """For each row the first one its end releases, and the next of those in order."""
-    child, sibling = np.full(len(after), NOBODY, np.int64), np.full(len(after), NOBODY, np.int64)
-    for row in range(len(after) - 1, -1, -1):
-        if after[row] >= 0:
-            sibling[row] = child[after[row]]
-            child[after[row]] = row
-    return child, sibling
+def steps(w: World, settings: Settings) -> Steps:
+    """The record so far; to be emptied by the caller where all of it is kept."""
+    kept = int(get(w.clock, "rows")[0])
+    return Steps(**{name: np.array(get(w.rows[:kept], name), dtype=KIND.get(name, np.int64)) for name in Steps._fields})
 
 
-def rows(settings: Settings, clock: Any) -> Steps:
-    size = CHUNK if settings.steps < 0 else settings.steps
-    put(clock, 0, {"whole": size // 2, "drain": int(settings.steps < 0)})
-    whole = {"t_s": float, "took_s": float, "context_sum": float}
-    return Steps(**{name: np.zeros(size, whole.get(name, np.int64)) for name in Steps._fields})
+def result(w: World, full: Sequence[Steps]) -> Result:
+    joined = full[0] if len(full) == 1 else Steps(*(np.concatenate(columns) for columns in zip(*full, strict=True)))
+    fields = {name: get(w.requests, name) for name in Request.__dataclass_fields__ if name in Result._fields}
+    fields["refused"] = fields["refused"] == 1
+    return Result(
+        **fields,
+        drafted=int(sum(get(w.engines, "drafted"))),
+        accepted=int(sum(get(w.engines, "accepted"))),
+        end_s=float(get(w.clock, "now")[0]),
+        steps=joined,
+        steps_stride=int(get(w.clock, "stride")[0]),
+    )

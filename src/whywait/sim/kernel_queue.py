@@ -2,86 +2,91 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import Clock, Engine, Events, Queue
-
-NOBODY = -1
+from whywait.sim.kernel_state import NOBODY, Clock, Engine
 
 
 @jit
-def push_back(queue: Queue, eng: Engine, row: int) -> None:
-    e, level = eng.id, queue.level[row]
-    queue.follow[row] = NOBODY
-    if queue.head[e, level] == NOBODY:
-        queue.head[e, level] = row
+def push_back(levels: Any, requests: Any, eng: Engine, row: int) -> None:
+    one = requests[row]
+    level = levels[eng.id, one.level]
+    one.follow = NOBODY
+    if level.head == NOBODY:
+        level.head = row
     else:
-        queue.follow[queue.tail[e, level]] = row
-    queue.tail[e, level] = row
+        requests[level.tail].follow = row
+    level.tail = row
     eng.waiting += 1
 
 
 @jit
-def push_front(queue: Queue, eng: Engine, row: int) -> None:
-    e, level = eng.id, queue.level[row]
-    queue.follow[row] = queue.head[e, level]
-    if queue.head[e, level] == NOBODY:
-        queue.tail[e, level] = row
-    queue.head[e, level] = row
+def push_front(levels: Any, requests: Any, eng: Engine, row: int) -> None:
+    one = requests[row]
+    level = levels[eng.id, one.level]
+    one.follow = level.head
+    if level.head == NOBODY:
+        level.tail = row
+    level.head = row
     eng.waiting += 1
 
 
 @jit
-def first_waiting(queue: Queue, eng: Engine) -> int:
+def first_waiting(levels: Any, eng: Engine) -> int:
     """The row that is next at this engine, or NOBODY."""
-    if eng.waiting == 0:
-        return NOBODY
-    for level in range(queue.head.shape[1]):
-        if queue.head[eng.id, level] != NOBODY:
-            return queue.head[eng.id, level]  # type: ignore[no-any-return]
+    if eng.waiting > 0:
+        for k in range(levels.shape[1]):
+            row = levels[eng.id, k].head
+            if row != NOBODY:
+                return row  # type: ignore[no-any-return]
     return NOBODY
 
 
 @jit
-def pop_waiting(queue: Queue, eng: Engine, row: int) -> None:
+def pop_waiting(levels: Any, requests: Any, eng: Engine, row: int) -> None:
     """Takes out ``row``, which first_waiting gave."""
-    queue.head[eng.id, queue.level[row]] = queue.follow[row]
+    one = requests[row]
+    levels[eng.id, one.level].head = one.follow
     eng.waiting -= 1
 
 
 @jit
-def push_event(events: Events, clock: Clock, at: float, code: int) -> None:
+def before(at: float, code: int, other: Any) -> bool:
+    return at < other.at or (at == other.at and code < other.code)  # type: ignore[no-any-return]
+
+
+@jit
+def push_event(heap: Any, clock: Clock, at: float, code: int) -> None:
     """Into a heap by time, then by code."""
-    times, codes = events.heap_s, events.heap
     i = clock.events
     clock.events += 1
     while i > 0:
         up = (i - 1) // 2
-        if times[up] < at or (times[up] == at and codes[up] <= code):
+        if not before(at, code, heap[up]):
             break
-        times[i], codes[i] = times[up], codes[up]
+        heap[i].at, heap[i].code = heap[up].at, heap[up].code
         i = up
-    times[i], codes[i] = at, code
+    heap[i].at, heap[i].code = at, code
 
 
 @jit
-def pop_event(events: Events, clock: Clock) -> int:
+def pop_event(heap: Any, clock: Clock) -> int:
     """Takes out the first; its code."""
-    times, codes = events.heap_s, events.heap
-    first = codes[0]
+    first = heap[0].code
     clock.events -= 1
     n = clock.events
-    at, code = times[n], codes[n]
+    at, code = heap[n].at, heap[n].code
     i = 0
     while True:
         down = 2 * i + 1
         if down >= n:
             break
-        right = down + 1
-        if right < n and (times[right] < times[down] or (times[right] == times[down] and codes[right] < codes[down])):
-            down = right
-        if at < times[down] or (at == times[down] and code <= codes[down]):
+        if down + 1 < n and before(heap[down + 1].at, heap[down + 1].code, heap[down]):
+            down += 1
+        if before(at, code, heap[down]):
             break
-        times[i], codes[i] = times[down], codes[down]
+        heap[i].at, heap[i].code = heap[down].at, heap[down].code
         i = down
-    times[i], codes[i] = at, code
+    heap[i].at, heap[i].code = at, code
     return first  # type: ignore[no-any-return]

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import math
 
-from whywait.sim.cache import blocks_of, held_at
+from whywait.sim.cache import blocks_of, held_at, running
 from whywait.sim.jit import jit
-from whywait.sim.kernel_queue import NOBODY, push_event, push_front
-from whywait.sim.kernel_state import ARRIVES, KINDS, NEVER, ONE, SHIFT, Clock, Engine, Events, Slot, World
-from whywait.sim.state import F8, KEEP_FULL
+from whywait.sim.kernel_queue import push_event, push_front
+from whywait.sim.kernel_state import ARRIVES, KINDS, NEVER, NOBODY, ONE, SHIFT, Clock, Engine, Slot, World
+from whywait.sim.state import KEEP_FULL
 
 
 @jit
 def admit(w: World, eng: Engine, row: int, cached: int, take: int) -> None:
     """``row`` runs from now on; ``take`` of its prompt's tokens, after ``cached`` ones, are computed in this step."""
-    place = w.room.spare[eng.id, eng.running]
-    w.room.order[eng.id, eng.running] = place
+    place = w.room.order[eng.id, eng.running]
     eng.running += 1
     eng.prefilling += 1
     slot = w.room.slots[eng.id, place]
-    made = w.queue.made[row]
+    one = w.requests[row]
     slot.row = row
-    slot.prompt = w.load.prompt[row] + made
+    slot.prompt = one.prompt + one.made
     slot.done = cached
     slot.take = 0
     slot.decoding = 0
     slot.held = 0
     if eng.reserve == KEEP_FULL:
-        slot.held = blocks_of(eng, w.load.prompt[row] + w.load.output[row] + eng.drafts)
+        slot.held = blocks_of(eng, one.prompt + one.output + eng.drafts)
         eng.free -= slot.held
-    if math.isnan(w.out.scheduled_s[row]):
-        w.out.scheduled_s[row] = eng.t
-        w.out.cached[row] = cached
-        w.out.replica[row] = eng.id
+    if math.isnan(one.scheduled_s):
+        one.scheduled_s = eng.t
+        one.cached = cached
+        one.replica = eng.id
     else:
-        w.out.recomputed[row] -= cached
+        one.recomputed -= cached
     chunk(eng, slot, take)
 
 
@@ -53,7 +52,8 @@ def start_decoding(w: World, eng: Engine, slot: Slot) -> None:
     """Its prompt is computed and a token is out; the others come one decode step each, or faster with drafts."""
     slot.decoding = 1
     slot.start = eng.counter
-    left = w.load.output[slot.row] - w.queue.made[slot.row] - 1
+    one = w.requests[slot.row]
+    left = one.output - one.made - 1
     slot.grow = ONE
     slot.end = eng.counter + left
     slot.base = (slot.prompt << SHIFT) - slot.grow * eng.counter
@@ -88,7 +88,7 @@ def stop(w: World, eng: Engine, slot: Slot) -> None:
 def earliest_end(w: World, eng: Engine) -> None:
     best = NEVER
     for k in range(eng.running):
-        slot = w.room.slots[eng.id, w.room.order[eng.id, k]]
+        slot = running(w.room, eng, k)
         if slot.decoding == 1 and slot.end < best:
             best = slot.end
     eng.next_end = best
@@ -102,9 +102,8 @@ def victim(w: World, eng: Engine) -> int:
         return last
     worst = last
     for k in range(last - 1, -1, -1):
-        row = w.room.slots[eng.id, w.room.order[eng.id, k]].row
-        other = w.room.slots[eng.id, w.room.order[eng.id, worst]].row
-        if w.load.priority[row] > w.load.priority[other]:
+        row = running(w.room, eng, k).row
+        if w.requests[row].level > w.requests[running(w.room, eng, worst).row].level:
             worst = k
     return worst
 
@@ -114,49 +113,50 @@ def preempt(w: World, eng: Engine, k: int) -> None:
     """The k-th running sequence loses its KV and waits again, first in its queue."""
     place = w.room.order[eng.id, k]
     slot = w.room.slots[eng.id, place]
-    row = slot.row
+    one = w.requests[slot.row]
     if slot.decoding == 1:
         steps = eng.counter - slot.start
-        w.queue.made[row] += 1 + ((slot.grow * steps) >> SHIFT)
-        w.out.recomputed[row] += w.load.prompt[row] + w.queue.made[row]
+        one.made += 1 + ((slot.grow * steps) >> SHIFT)
+        one.recomputed += one.prompt + one.made
     else:
-        w.out.recomputed[row] += slot.done
+        one.recomputed += slot.done
     ends = slot.decoding == 1 and slot.end == eng.next_end
     stop(w, eng, slot)
     for j in range(k, eng.running - 1):
         w.room.order[eng.id, j] = w.room.order[eng.id, j + 1]
     eng.running -= 1
-    w.room.spare[eng.id, eng.running] = place
+    w.room.order[eng.id, eng.running] = place
     if ends:
         earliest_end(w, eng)
-    w.out.preempted[row] += 1
+    one.preempted += 1
     eng.preemptions += 1
-    push_front(w.queue, eng, row)
+    push_front(w.levels, w.requests, eng, slot.row)
 
 
 @jit
 def finish(w: World, eng: Engine, row: int) -> None:
     """The last token of ``row`` is out; whoever waited for that may come."""
-    w.out.last_s[row] = eng.t + eng.reply_s
-    ended(w, w.clock[0], row, eng.t + eng.reply_s)
+    w.requests[row].last_s = eng.t + eng.reply_s
+    ended(w, row, eng.t + eng.reply_s)
 
 
 @jit
-def ended(w: World, clock: Clock, row: int, at: float) -> None:
+def ended(w: World, row: int, at: float) -> None:
+    clock = w.clock[0]
     clock.left -= 1
-    events = w.events
-    if len(events.child) > 0 and events.child[row] != NOBODY:
-        then = events.child[row]
+    then = w.requests[row].child
+    if then != NOBODY:
         while then != NOBODY:
-            release(w.out.sent_s, events, clock, then, at + w.load.think_s[then], w.load.prompt[then])
-            then = events.sibling[then]
+            release(w, clock, then, at + w.requests[then].think_s)
+            then = w.requests[then].sibling
     elif clock.closed == 1 and clock.next < clock.arrivals:
-        then = events.order[clock.next]
+        then = w.due[clock.next].code
         clock.next += 1
-        release(w.out.sent_s, events, clock, then, at, w.load.prompt[then])
+        release(w, clock, then, at)
 
 
 @jit
-def release(sent_s: F8, events: Events, clock: Clock, row: int, at: float, prompt: int) -> None:
-    sent_s[row] = at
-    push_event(events, clock, at + clock.frontend_s + clock.frontend_token_s * prompt, row * KINDS + ARRIVES)
+def release(w: World, clock: Clock, row: int, at: float) -> None:
+    one = w.requests[row]
+    one.sent_s = at
+    push_event(w.heap, clock, at + clock.frontend_s + clock.frontend_token_s * one.prompt, row * KINDS + ARRIVES)

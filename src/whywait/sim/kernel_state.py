@@ -7,14 +7,14 @@ decode steps so far: whole numbers, so that many steps at once change them exact
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whywait.sim.jit import COMPILED
-from whywait.sim.state import F8, I8, Load, Steps
+from whywait.sim.state import F8, I8
 
 SHIFT = 16
 ONE = 1 << SHIFT
@@ -22,6 +22,8 @@ NEVER = 1 << 62
 IDLE, READY, BUSY = range(3)
 ARRIVES, LOADED, HANDED = range(3)  # kinds of events
 KINDS = 4
+NOBODY = -1
+Small = int  # 32 bits in a record
 BOTH, PREFILL, DECODE = range(3)  # roles of an engine
 
 
@@ -139,7 +141,7 @@ class Clock:
     seed: int = 0
     macro: int = 1
     closed: int = 0
-    limit_s: float = float("inf")
+    limit_s: float = math.inf
     frontend_s: float = 0.0
     frontend_token_s: float = 0.0
     rows: int = 0  # of the steps record in use
@@ -150,48 +152,71 @@ class Clock:
     left: int = 0  # requests that have not ended
 
 
-class Queue(NamedTuple):
-    """Waiting requests: per engine and priority level a linked list over rows."""
+@dataclass
+class Request:
+    """A row of the load, where it stands, and what became of it."""
 
-    head: I8  # (engines, levels)
-    tail: I8
-    follow: I8  # (n,)
-    level: I8  # (n,)
-    made: I8  # (n,) tokens out before a preemption
+    prompt: Small = 1
+    output: Small = 1
+    think_s: float = 0.0
+    chain_at: int = 0
+    chain_n: Small = 0  # blocks of its chain that others may share
+    made: Small = 0  # tokens out before a preemption
+    level: Small = 0  # of priority
+    follow: int = NOBODY  # the next in its queue
+    child: int = NOBODY  # first row released by the end of this one …
+    sibling: int = NOBODY  # … and the next of those
+    sent_s: float = math.nan
+    queued_s: float = math.nan
+    scheduled_s: float = math.nan
+    first_s: float = math.nan
+    last_s: float = math.nan
+    handover_s: float = math.nan
+    cached: Small = 0
+    preempted: Small = 0
+    recomputed: int = 0
+    replica: Small = NOBODY
+    refused: Small = 0
 
 
-class Events(NamedTuple):
-    order: I8  # rows by arrival
-    ready_s: F8  # when they are ready
-    heap_s: F8
-    heap: I8  # row · KINDS + kind
-    child: I8  # (n,) first row released by the end of this one
-    sibling: I8  # (n,) the next of those
+@dataclass
+class Level:
+    """Requests of one priority waiting at one engine: a linked list over rows."""
+
+    head: int = NOBODY
+    tail: int = NOBODY
 
 
-class Out(NamedTuple):
-    sent_s: F8
-    queued_s: F8
-    scheduled_s: F8
-    first_s: F8
-    last_s: F8
-    cached: I8
-    preempted: I8
-    recomputed: I8
-    replica: I8
-    handover_s: F8
-    refused: NDArray[np.bool_]
+@dataclass
+class Event:
+    at: float = 0.0
+    code: int = 0  # row · KINDS + kind
+
+
+@dataclass
+class Row:
+    """Of the record of steps; see state.Steps."""
+
+    t_s: float = 0.0
+    took_s: float = 0.0
+    n: int = 0
+    prefill_tokens: int = 0
+    prefill_seqs: Small = 0
+    decode_seqs: Small = 0
+    context_sum: float = 0.0
+    pairs: int = 0
+    kv_used: int = 0
+    waiting: int = 0
+    replica: Small = 0
 
 
 class Room(NamedTuple):
     """The sequences of the engines, and what their steps cost."""
 
     slots: Any  # (engines, max_seqs) of Slot
-    order: I8  # (engines, max_seqs) places of the running ones, in order of admission
-    spare: I8  # (engines, max_seqs) places that are empty, from ``running`` on
+    order: I8  # (engines, max_seqs) places of the running ones in order of admission, then the empty places
     phase: I8  # (engines, block) decoders by where in a block they are
-    linear_s: F8  # (kinds, tokens)
-    slope_s: F8  # (kinds,) beyond the table
+    linear_s: F8  # (kinds, tokens + 1); the last column is the slope beyond them
     accept: F8  # (kinds, drafts)
 
 
@@ -199,11 +224,11 @@ class World(NamedTuple):
     clock: Any  # (1,) of Clock
     engines: Any  # (engines,) of Engine
     room: Room
-    queue: Queue
-    events: Events
-    load: Load
-    out: Out
-    rows: Steps
+    requests: Any  # (n,) of Request
+    levels: Any  # (engines, levels) of Level
+    due: Any  # (roots,) of Event: rows that come by themselves, in order
+    heap: Any  # of Event
+    rows: Any  # of Row
 
 
 def records(kind: type, shape: int | tuple[int, ...]) -> Any:
@@ -213,7 +238,8 @@ def records(kind: type, shape: int | tuple[int, ...]) -> Any:
         for place in np.ndindex(array.shape):
             array[place] = kind()
         return array
-    names = [(f.name, "i8" if f.type in ("int", int) else "f8") for f in fields(kind)]
+    size = {"int": "i8", "Small": "i4", "float": "f8"}
+    names = [(f.name, size[str(f.type)]) for f in fields(kind)]
     table = np.zeros(shape, dtype=np.dtype(names, align=True))
     for f in fields(kind):
         table[f.name] = f.default

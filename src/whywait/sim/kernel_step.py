@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from whywait.sim.cache import growth
+from whywait.sim.cache import growth, running
 from whywait.sim.jit import jit
 from whywait.sim.kernel_state import BUSY, NEVER, ONE, SHIFT, Engine, Room
 
 
 @jit
 def linear(room: Room, kind: int, tokens: int) -> float:
-    top = room.linear_s.shape[1] - 1
+    top = room.linear_s.shape[1] - 2
     if tokens <= top:
         return room.linear_s[kind, tokens]  # type: ignore[no-any-return]
-    return room.linear_s[kind, top] + (tokens - top) * room.slope_s[kind]  # type: ignore[no-any-return]
+    return room.linear_s[kind, top] + (tokens - top) * room.linear_s[kind, top + 1]  # type: ignore[no-any-return]
 
 
 @jit
@@ -22,7 +22,7 @@ def windowed(room: Room, eng: Engine) -> tuple[int, int, int]:
     total, grow, steady = 0, 0, NEVER
     limit = eng.window * ONE
     for k in range(eng.running):
-        slot = room.slots[eng.id, room.order[eng.id, k]]
+        slot = running(room, eng, k)
         if slot.decoding == 1:
             context = slot.base + slot.grow * (eng.counter + 1)
             if context < limit:

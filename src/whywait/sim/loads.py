@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -85,13 +86,13 @@ def capacities_of(d: Deployment, request_tokens: float | None = None) -> tuple[C
 
 def efficiency_of(d: Deployment) -> Efficiency:
     """What times are multiplied by: the service's own efficiency times what techniques changed of the hardware."""
-    factors = {
+    factors: dict[str, Any] = {
         f.name: getattr(d.efficiency, f.name) * getattr(d.hardware, f.name)
         for f in fields(Efficiency)
         if isinstance(f.default, float)
     }
     family = d.engine.policy if d.engine.policy in ("vllm", "sglang", "trtllm", "llama.cpp") else "vllm"
-    return replace(d.efficiency, **factors, **({"family": family} if hasattr(d.efficiency, "family") else {}))
+    return replace(d.efficiency, **factors, family=family)
 
 
 def cost_of(d: Deployment, prefill: bool = False) -> StepCost:
@@ -142,8 +143,9 @@ def _warmed(load: Load, s: Schedule, block: int) -> tuple[Load, int]:
     parts = [ids[at[r] : at[r] + n] for r, n in zip(rows.tolist(), lengths.tolist(), strict=True)]
     one = np.ones(w, np.int64)
     joined = (np.concatenate(p) for p in (
-        (np.zeros(w), load.arrive_s), (-one, np.where(load.after >= 0, load.after + w, -1)), (np.zeros(w), load.think_s),
-        (np.maximum(lengths * block, 1), load.prompt), (one, load.output), (0 * one, load.priority), (0 * one, load.klass),
+        (np.zeros(w), load.arrive_s), (-one, np.where(load.after >= 0, load.after + w, -1)),
+        (np.zeros(w), load.think_s), (np.maximum(lengths * block, 1), load.prompt), (one, load.output),
+        (0 * one, load.priority), (0 * one, load.klass),
         (np.concatenate(([0], np.cumsum(lengths))), at[1:] + int(lengths.sum())), (*parts, ids)))  # fmt: skip
     return Load(*joined), w
 
@@ -168,7 +170,8 @@ def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
         policy=POLICY[e.policy], max_seqs=e.max_seqs, token_budget=e.token_budget, chunked=e.chunked, blocks=c.blocks,
         block=e.block, reserve=RESERVE[e.reserve], priority=e.priority, prefix_cache=e.prefix_cache,
         max_context=e.max_context, drafts=spec.drafts if spec and decodes else 0,
-        acceptance=spec.acceptance if spec and decodes else (), draft_share=spec.draft_share if spec and decodes else 0.0,
+        acceptance=spec.acceptance if spec and decodes else (),
+        draft_share=spec.draft_share if spec and decodes else 0.0,
         frontend_s=e.frontend_s * efficiency_of(d).frontend if number == 0 else 0.0,
         frontend_token_s=e.frontend_token_s * efficiency_of(d).frontend if number == 0 else 0.0,
         reply_s=e.reply_s, tier_blocks=tuple(int(t.bytes // each) for t in d.tiers),

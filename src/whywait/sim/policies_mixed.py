@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from whywait.sim.cache import blocks_of, growth
+from whywait.sim.cache import blocks_of, growth, running
 from whywait.sim.jit import jit
-from whywait.sim.kernel_queue import NOBODY, first_waiting, pop_waiting
+from whywait.sim.kernel_queue import first_waiting, pop_waiting
 from whywait.sim.kernel_slots import admit, chunk, preempt, victim
-from whywait.sim.kernel_state import Engine, World
+from whywait.sim.kernel_state import NOBODY, Engine, World
 
 
 @jit
@@ -48,14 +48,14 @@ def continue_prompts(w: World, eng: Engine, budget: int) -> tuple[int, bool]:
     short = False
     k = 0
     while k < eng.running:
-        slot = w.room.slots[eng.id, w.room.order[eng.id, k]]
+        slot = running(w.room, eng, k)
         if slot.decoding == 1:
             k += 1
             continue
         take = most_of(eng, slot.prompt - slot.done, budget)
         while blocks_of(eng, slot.done + take) - slot.held > eng.free - growth(w.room, eng, 1):
             last = victim(w, eng)
-            gone = w.room.slots[eng.id, w.room.order[eng.id, last]]
+            gone = running(w.room, eng, last)
             budget += gone.take if gone.decoding == 0 else 1 + eng.drafts
             preempt(w, eng, last)
             short = True
@@ -68,7 +68,7 @@ def continue_prompts(w: World, eng: Engine, budget: int) -> tuple[int, bool]:
             chunk(eng, slot, take)
             budget -= take
             k += 1
-        elif k < eng.running and w.room.slots[eng.id, w.room.order[eng.id, k]].row == slot.row:
+        elif k < eng.running and running(w.room, eng, k).row == slot.row:
             slot.take = 0
             k += 1
     return budget, short
@@ -81,7 +81,7 @@ def owed(w: World, eng: Engine) -> int:
         return 0
     total = 0
     for k in range(eng.running):
-        slot = w.room.slots[eng.id, w.room.order[eng.id, k]]
+        slot = running(w.room, eng, k)
         if slot.decoding == 0:
             total += max(0, blocks_of(eng, slot.prompt) - slot.held)
     return total
@@ -90,10 +90,10 @@ def owed(w: World, eng: Engine) -> int:
 @jit
 def admit_waiting(w: World, eng: Engine, budget: int) -> None:
     while eng.running < eng.max_seqs and budget > 0:
-        row = first_waiting(w.queue, eng)
+        row = first_waiting(w.levels, eng)
         if row == NOBODY or (eng.running + 1) * (1 + eng.drafts) > eng.token_budget:
             break
-        prompt = w.load.prompt[row] + w.queue.made[row]
+        prompt = w.requests[row].prompt + w.requests[row].made
         cached = 0
         if eng.chunked == 0 and prompt - cached > budget:
             break
@@ -103,6 +103,6 @@ def admit_waiting(w: World, eng: Engine, budget: int) -> None:
             need += eng.watermark + owed(w, eng)
         if need > eng.free - growth(w.room, eng, 1):
             break
-        pop_waiting(w.queue, eng, row)
+        pop_waiting(w.levels, w.requests, eng, row)
         admit(w, eng, row, cached, take)
         budget -= take

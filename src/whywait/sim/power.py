@@ -62,7 +62,8 @@ def _parts(cost: StepParts, r: Result, mine: NDArray[np.int64], d: Deployment) -
     looked = np.minimum(pairs, s.prefill_tokens[mine] * float(cost.window)) if cost.window else np.zeros(len(mine))
     found = work(cost, StepWork(tokens, decode, context, window, seqs, pairs, looked))
     whole = found.sum(axis=0)
-    return found * (s.took_s[mine] / np.maximum(whole, 1e-300))
+    out: Floats = found * (s.took_s[mine] / np.maximum(whole, 1e-300))
+    return out
 
 
 def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float, float]) -> dict[str, float | None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whywait.core.columns import FAULTS, MODES, OUTCOMES
+from whywait.core.columns import FAULTS, OUTCOMES
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
 from whywait.physics.memory import bytes_of, weights_bytes
@@ -58,7 +59,7 @@ def run_of(d: Deployment, points: list[Point], options: Options, facts: dict[str
     counted = gauges.Counters()
     for number, p in enumerate(points):
         start = round(at * NS_PER_S)
-        req, chunks, row = _point(d, p, (number, start, first_id), options)
+        req, chunks, row = _point(p, (number, start, first_id), options)
         rows.append(row)
         parts["requests"].append(req)
         if chunks is not None:
@@ -73,9 +74,7 @@ def run_of(d: Deployment, points: list[Point], options: Options, facts: dict[str
     return Run(manifest, Table.from_rows("points", rows), **tables)
 
 
-def _point(
-    d: Deployment, p: Point, place: tuple[int, int, int], options: Options
-) -> tuple[Table, Table | None, dict[str, Any]]:
+def _point(p: Point, place: tuple[int, int, int], options: Options) -> tuple[Table, Table | None, dict[str, Any]]:
     number, start, first_id = place
     t, s, w = p.times, p.prepared.schedule, p.prepared.warmed
     n = len(s)
@@ -106,8 +105,10 @@ def _point(
         "prompt_tokens": np.where(unsent, np.nan, s.prompt_tokens), "output_tokens": np.where(unsent, np.nan, made),
         "reasoning_tokens": np.where(s.thinking_tokens > 0, thinking, np.nan), "cached_tokens": cached,
         "outcome": outcome, "fault": fault, "detail": detail, "status": np.where(outcome == OK, 200.0, np.nan),
-        "finish_reason": np.where(outcome == OK, "length", None),
-        "engine_queue_ms": (t.scheduled - t.accepted) * 1e3, "engine_prefill_ms": (t.first - t.scheduled) * 1e3 - reply_ms(p),
+        "finish_reason": np.array([None, "length"], dtype=object)[(outcome == OK).astype(int)],
+        "first_chunk_tokens": np.where(np.isnan(first), np.nan, 1.0),
+        "engine_queue_ms": (t.scheduled - t.accepted) * 1e3,
+        "engine_prefill_ms": (t.first - t.scheduled) * 1e3 - reply_ms(p),
         "engine_decode_ms": np.where(t.ok, (t.last - t.first) * 1e3, none),
         "engine_ttft_ms": (t.first - t.accepted) * 1e3 - reply_ms(p),
         "engine_e2e_ms": np.where(t.ok, (t.last - t.accepted) * 1e3 - reply_ms(p), none),
@@ -116,7 +117,7 @@ def _point(
     chunks = None
     if found is not None:
         count = np.bincount(found.row, minlength=n).astype(float)
-        cols["content_chunks"], cols["first_chunk_tokens"] = count, np.where(count > 0, 1.0, np.nan)
+        cols["content_chunks"] = count
         at = np.clip(ns(found.t), first[found.row], last[found.row])
         chunks = Table("chunks", {"id": ids[found.row], "t_ns": at.astype(np.int64), "tokens": found.tokens,
                                   "kind": tokens.kind_of(found, s.thinking_tokens),
@@ -185,7 +186,8 @@ def _steps(p: Point, power: Drawn, start: int) -> Table:
     one = sum(p.prepared.settings.engines) == 1
     replica = np.full(int(keep.sum()), np.nan) if one else s.replica[keep].astype(float)
     return Table("steps", {
-        "t_ns": t + start, "took_ns": took, "prefill_tokens": s.prefill_tokens[keep], "decode_seqs": s.decode_seqs[keep],
+        "t_ns": t + start, "took_ns": took, "prefill_tokens": s.prefill_tokens[keep],
+        "decode_seqs": s.decode_seqs[keep],
         "kv_used": s.kv_used[keep], "bound_by": power.bound_by[keep], "replica": replica, "count": s.n[keep],
     })  # fmt: skip
 
@@ -213,7 +215,8 @@ def _manifest(d: Deployment, points: list[Point], o: Options) -> dict[str, Any]:
         "name": TABLE[e.policy], "kind": "simulated", "model": d.model.name, "model_shape": shape_of(d).as_dict(),
         "slots": e.max_seqs * count, "kv_tokens": last.tokens * count, "kv_blocks": max(c.blocks for c in capacities),
         "block_size": e.block, "devices": d.devices, "enable_prefix_caching": e.prefix_cache,
-        "kv_dtype": "f16" if d.precision.kv == "bf16" else d.precision.kv, "ctx_per_slot": e.max_context or d.model.max_context,
+        "kv_dtype": "f16" if d.precision.kv == "bf16" else d.precision.kv,
+        "ctx_per_slot": e.max_context or d.model.max_context,
         "deployment": plain(d), "capacity": [c.as_dict() for c in capacities],
     }  # fmt: skip
     machine = {"gpus": [{"name": d.machine.name} for _ in range(d.devices)], "source": d.machine.source,
@@ -223,6 +226,6 @@ def _manifest(d: Deployment, points: list[Point], o: Options) -> dict[str, Any]:
 
 
 def plain(d: Deployment) -> dict[str, Any]:
-    """A deployment as plain values, for a manifest."""
-    out = dataclasses.asdict(d)
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
+    """A deployment as the plain values that a manifest may hold."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(d)))
+    return found

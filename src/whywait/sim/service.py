@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,25 @@ def run_point(
 ) -> tuple[Prepared, Result, Times]:
     """One load point, as the kernel gives it, and the stamps of its requests."""
     o = options or Options()
+    if o.send_s is not None and mode == "concurrency":
+        schedule = _sent(deployment, schedule, target, seed, o)
     prepared = prepare(deployment, schedule, mode, target, seed, options=o)
     found = kernel.run(prepared.load, prepared.pools, prepared.costs, prepared.settings)
     return prepared, found, times(prepared, found, mode, target, o)
+
+
+def _sent(d: Deployment, schedule: Schedule, target: float, seed: int, o: Options) -> Schedule:
+    """The requests that a closed loop sends within ``o.send_s``. The plan of one bounded by time is longer than it can
+    use: a beginning of it that is long enough tells the same."""
+    assert o.send_s is not None
+    bare, n = replace(o, keep="none", send_s=None), max(512, 8 * round(target))
+    while True:
+        part = schedule.take(np.arange(min(n, len(schedule))))
+        t = run_point(d, part, "concurrency", target, seed, options=bare)[2]
+        sent = t.sent < o.send_s
+        if not sent.all() or len(part) == len(schedule):
+            return part.take(sent)
+        n *= 4
 
 
 def figures(
@@ -92,11 +108,11 @@ def figures(
 
     Returns:
         Per request (arrays of seconds, NaN unknown): ``ttft_s, tpot_s, e2e_s, queue_s, prefill_s``; ``ok`` and
-        ``inside`` (its origin lies in the steady window); ``cached`` tokens and ``preempted`` times. Of the window:
-        ``output_tokens_per_s, requests_per_s, kv_use, running, waiting, cached_share, seconds, steady`` (False: the
-        whole point was taken). Of the whole: ``preemptions, recomputed_tokens, acceptance`` (None without
-        speculation), ``end_s``. Where steps were kept (``Options.keep``) also ``power_w`` of all devices and
-        ``joules_per_token``.
+        ``inside`` (its origin lies in the steady window); ``progress``, how much of it was done in the window (0..1);
+        ``cached`` tokens and ``preempted`` times. Of the window: ``output_tokens_per_s, requests_per_s, kv_use,
+        running, waiting, cached_share, seconds, steady`` (False: the whole point was taken). Of the whole:
+        ``preemptions, recomputed_tokens, acceptance`` (None without speculation), ``end_s``. Where steps were kept
+        (``Options.keep``) also ``power_w`` of all devices and ``joules_per_token``.
     """
     o = options or Options(keep="none")
     prepared, found, t = run_point(deployment, schedule, mode, target, seed, options=o)
@@ -113,15 +129,18 @@ def figures_of(p: Prepared, r: Result, t: Times, d: Deployment) -> dict[str, Any
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot = np.where(out_tokens > 1, (t.last - t.first) / (out_tokens - 1), np.nan)
     prompt, cached = p.load.prompt[w:].astype(float), r.cached[w:]
+    # Closed loop: each request counts with the share of it that lies inside; open loop: those that end inside.
+    progress = np.nan_to_num(_overlap(t.sent, t.end, low, high)) if t.closed else _within(t.end, low, high)
     stop = np.where(np.isnan(t.last), t.end, t.last)
+    begun = np.where(np.isnan(t.scheduled), stop, t.scheduled)
     running = _time(t.scheduled, stop, low, high) / span
     out = {
         "ttft_s": np.where(ok, t.first - t.origin, np.nan), "tpot_s": np.where(ok, tpot, np.nan),
         "e2e_s": np.where(ok, t.last - t.origin, np.nan), "queue_s": t.scheduled - t.accepted,
         "prefill_s": t.first - t.scheduled, "ok": ok, "inside": inside, "cached": cached, "preempted": r.preempted[w:],
         "output_tokens_per_s": float(np.nansum(made[ok])) / span,
-        "requests_per_s": _requests_per_s(t, low, high),
-        "running": running, "waiting": _time(t.accepted, np.where(np.isnan(t.scheduled), stop, t.scheduled), low, high) / span,
+        "requests_per_s": float(np.nansum(progress[ok])) / span, "progress": progress,
+        "running": running, "waiting": _time(t.accepted, begun, low, high) / span,
         "kv_use": _kv_use(p, t, low, high), "cached_share": float(cached.sum() / max(prompt.sum(), 1)),
         "seconds": span, "steady": steady, "preemptions": int(r.preempted[w:].sum()),
         "recomputed_tokens": int(r.recomputed[w:].sum()),
@@ -185,14 +204,6 @@ def window(t: Times) -> tuple[float, float, bool]:
     if high - low < MIN_SHARE * (whole[1] - whole[0]) or inside < needed:
         return *whole, False
     return low, high, True
-
-
-def _requests_per_s(t: Times, low: float, high: float) -> float:
-    """Closed loop: each with the share of it that lies inside; open loop: ends inside. As the analysis has it."""
-    done = (t.end > low) & (t.end <= high) & t.ok
-    if not t.closed:
-        return float(done.sum()) / max(high - low, 1e-12)
-    return float(np.nansum(_overlap(t.sent, t.end, low, high)[t.ok])) / max(high - low, 1e-12)
 
 
 def _kv_use(p: Prepared, t: Times, low: float, high: float) -> float:

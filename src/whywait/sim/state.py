@@ -70,7 +70,7 @@ class Pool(NamedTuple):
 class Settings(NamedTuple):
     concurrency: int = 0  # requests (or sessions) in flight; 0: open loop
     seed: int = 0
-    steps: int = 100_000  # rows of the steps record: the first half whole, then thinned; 0: none; −1: all
+    steps: int = 20_000  # rows of the steps record: the first half whole, then thinned; 0: none; −1: all
     macro: bool = True
     limit_s: float = float("inf")  # stop here; what is unfinished stays NaN
     routing: int = ROUND_ROBIN

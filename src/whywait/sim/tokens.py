@@ -14,7 +14,7 @@ from whywait.sim.service import Times
 from whywait.sim.state import Result
 
 Floats = NDArray[np.float64]
-MOST_TOKENS = 400_000  # of a point; past it chunks are not kept
+MOST_TOKENS = 600_000  # of a point; past it chunks are not kept
 _SLACK_S = 1e-9
 KERNEL_CLOCK, ANSWER = CLOCKS.index("kernel"), KINDS.index("answer")
 

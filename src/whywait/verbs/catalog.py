@@ -20,7 +20,7 @@ KINDS = ("machines", "models", "techniques", "engines")
 def catalog(args: argparse.Namespace) -> int:
     known.use(args.catalog)
     kinds = [args.what] if args.what else list(KINDS)
-    found = {kind: _one(kind, args.name) if args.name else _all(kind) for kind in kinds}
+    found: dict[str, Any] = {kind: _one(kind, args.name) if args.name else _all(kind) for kind in kinds}
     if args.json:
         json.dump(found, sys.stdout, indent=2, allow_nan=False, default=str)
         print()

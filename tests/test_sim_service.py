@@ -1,0 +1,182 @@
+"""A simulated service writes the same Run as a measured one: invariants, the analysis, and what the numbers must obey."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from whywait import app, simulating
+from whywait.core.check import violations
+from whywait.core.run import Run
+from whywait.core.schedule import Schedule, Workload
+from whywait.load.recipe import Load, schedule_of
+from whywait.sim import techniques
+from whywait.sim.deployment import Deployment
+from whywait.sim.grid import Cell, grid, numbers
+from whywait.sim.loads import Options
+from whywait.sim.service import figures, simulate
+
+ALL = Options(keep="chunks")
+
+
+@pytest.fixture(scope="module")
+def small() -> Deployment:
+    return simulating.deployment_of("h100", "llama-3.1-8b")
+
+
+def plan(load: Load, **fields: object) -> Schedule:
+    return schedule_of(load, Workload.from_dict(dict(fields)), 0, 0)[0]
+
+
+def run(d: Deployment, load: Load, options: Options = ALL, **fields: object) -> Run:
+    return simulate(d, plan(load, **fields), load.mode, load.target, options=options)
+
+
+SHARED = {"prompt_tokens": "512", "shared": 0.5, "groups": 3}
+TURNS = {"prompt_tokens": "256", "turns": "3", "turn_tokens": "64", "think_ms": "200"}
+CASES = {
+    "closed": ("", Load("concurrency", 8, 40), {}),
+    "open": ("", Load("rate", 20, 60), {}),
+    "more than it can": ("max-seqs=4", Load("rate", 60, 80), {}),
+    "shared beginnings": ("", Load("concurrency", 4, 24), SHARED),
+    "sessions": ("", Load("concurrency", 4, 24), TURNS),
+    "sessions at a rate": ("", Load("rate", 10, 24), TURNS),
+    "thinking": ("", Load("concurrency", 4, 16), {"thinking_tokens": "30"}),
+    "replicas": ("replicas=2,routing=least-load", Load("concurrency", 8, 40), {}),
+    "prefill apart": ("pd=1:2", Load("concurrency", 8, 40), {}),
+    "drafts": ("spec-draft", Load("concurrency", 8, 40), {}),
+    "short of KV": ("memory-share=0.22", Load("concurrency", 48, 96), {"prompt_tokens": "600", "output_tokens": "200"}),
+    "static": ("engine=static", Load("concurrency", 8, 24), {"output_tokens": "uniform(8,64)"}),
+    "llama.cpp": ("engine=llama.cpp", Load("concurrency", 8, 24), {}),
+    "sglang": ("engine=sglang", Load("concurrency", 8, 24), {}),
+    "trtllm": ("engine=trtllm", Load("concurrency", 8, 24), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_simulated_run_keeps_the_invariants_and_is_analysed(case, small, tmp_path):
+    how, load, fields = CASES[case]
+    found = run(techniques.apply(how, small), load, **fields)
+    assert violations(found) == []
+    assert found.manifest.made_by == "simulated"
+    assert Run.load(found.save(tmp_path / "run")) == found
+    result = app.analysed(found, tmp_path)
+    point = result.summary["points"][0]
+    assert point["counts"]["ok"] == len(found.requests)
+    assert point["ttft_ms"]["p50"] > 0 and point["output_tokens_per_s"] > 0
+    account = point["phases"]
+    assert account["prefill"]["how"] == "measured" and account["queue"]["how"] == "measured"
+    assert sum(v["ms"] or 0 for v in account.values()) == pytest.approx(
+        point["e2e_ms"]["mean"] if not point["window"]["whole_point"] else point["e2e_ms"]["mean"], rel=0.02
+    )
+
+
+def test_figures_are_those_of_the_run(small):
+    """The fast path and the analysis of the Run give the same numbers by two pieces of code."""
+    load = Load("concurrency", 8, 120)
+    s = plan(load, prompt_tokens="uniform(64,512)", output_tokens="uniform(20,100)")
+    o = Options(keep="chunks", slo={"ttft_ms": 60.0, "tpot_ms": 9.0})
+    told = numbers(figures(small, s, "concurrency", 8, options=o), s, o)
+    point = app.analysed(simulate(small, s, "concurrency", 8, options=o), app.Path("x")).summary["points"][0]
+    for key in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        for q in ("p50", "p95", "mean"):
+            assert told[f"{key}_{q}"] == pytest.approx(point[key][q], rel=1e-5), (key, q)
+    assert told["output_tokens_per_s"] == pytest.approx(point["output_tokens_per_s"], rel=0.01)
+    assert told["requests_per_s"] == pytest.approx(point["requests_per_s"], rel=1e-4)
+    assert told["goodput_share"] == pytest.approx(point["goodput_share"])
+    assert told["goodput_requests_per_s"] == pytest.approx(point["goodput_requests_per_s"], rel=1e-4)
+    assert told["kv_use"] == pytest.approx(point["kv_use"], rel=0.15)
+
+
+def test_same_seed_same_run_and_another_load_is_another(small):
+    load = Load("rate", 20, 40)
+    assert run(small, load) == run(small, load)
+    assert run(small, load) != run(small, load, seed=2)
+
+
+def test_tokens_of_the_chunks_are_those_of_the_requests(small):
+    for how in ("", "spec-draft", "max-seqs=3"):
+        found = run(techniques.apply(how, small), Load("concurrency", 6, 24), output_tokens="uniform(1,60)")
+        made = np.bincount(found.chunks["id"], weights=found.chunks["tokens"], minlength=len(found.requests))
+        assert made.tolist() == found.requests["output_tokens"].tolist()
+
+
+def test_chunks_of_requests_that_decode_together_come_together(small):
+    """A step gives all its sequences their tokens at once: no request has a clock of its own."""
+    found = run(small, Load("concurrency", 6, 24), output_tokens="uniform(10,60)")
+    times = np.unique(found.chunks["t_ns"])
+    assert len(times) < 0.4 * len(found.chunks)
+
+
+def test_readings_are_what_the_requests_did(small):
+    found = run(small, Load("rate", 30, 90))
+    rd = found.readings
+    last = {n: rd["value"][rd["name"] == n][-1] for n in ("requests_total", "output_tokens_total", "prompt_tokens_total")}
+    assert last["requests_total"] == 90
+    assert last["output_tokens_total"] == pytest.approx(found.requests["output_tokens"].sum())
+    assert last["prompt_tokens_total"] == found.requests["prompt_tokens"].sum()
+    use = rd["value"][rd["name"] == "kv_use"]
+    assert 0 < use.max() <= 1 and use[0] == 0
+
+
+def test_a_request_past_its_timeout_is_given_up(small):
+    found = run(small, Load("rate", 300, 600), Options("chunks", timeout_s=1.0), output_tokens="200")
+    late = np.array(found.requests.text("outcome")) == "timeout"
+    assert late.any()
+    took = (found.requests["end_ns"] - found.requests["due_ns"])[late]
+    assert np.allclose(took, 1e9, atol=2)
+    assert (found.requests["output_tokens"][late] < 200).all()
+    assert violations(found) == []
+
+
+def test_a_closed_loop_bounded_by_time_sends_no_more_after_it(small):
+    load = Load("concurrency", 4, None, 2.0)
+    schedule, seconds = schedule_of(load, Workload(), 0, 0)
+    found = simulate(small, schedule, "concurrency", 4, options=Options(send_s=seconds))
+    sent = (found.requests["sent_ns"] - found.points["start_ns"][0]) / 1e9
+    assert 8 < len(found.requests) < len(schedule)
+    assert sent.max() < 2.0 and sent.max() > 1.0
+
+
+def test_more_load_waits_longer_and_faster_memory_less(small):
+    def tpot(d, c):
+        return numbers(figures(d, plan(Load("concurrency", c, 64)), "concurrency", c), plan(Load("concurrency", c, 64)), ALL)
+
+    one, many = tpot(small, 1), tpot(small, 32)
+    assert many["tpot_ms_p50"] > one["tpot_ms_p50"]
+    assert many["output_tokens_per_s"] > 8 * one["output_tokens_per_s"]
+    assert tpot(techniques.apply("faster-memory=2", small), 1)["tpot_ms_p50"] < 0.75 * one["tpot_ms_p50"]
+    assert tpot(techniques.apply("fp8-weights", small), 1)["tpot_ms_p50"] < 0.8 * one["tpot_ms_p50"]
+
+
+def test_the_grid_is_the_same_with_any_number_of_processes(small, monkeypatch):
+    from whywait.sim import grid as module
+
+    schedules = [plan(Load("concurrency", 4, 12), seed=k) for k in (1, 2)]
+    cells = [Cell(small, k % 2, "concurrency", 4.0, k) for k in range(6)]
+    alone = grid(cells, schedules, jobs=1)
+    monkeypatch.setattr(module, "ALONE", 0)
+    told: list[tuple[int, int]] = []
+    assert grid(cells, schedules, jobs=2, progress=lambda a, b: told.append((a, b))) == alone
+    assert told[-1] == (6, 6)
+
+
+def test_a_point_of_a_sweep_begins_after_the_one_before(small, tmp_path):
+    p = simulating.Plan(small, Workload(), (Load("concurrency", 1, 8), Load("concurrency", 4, 16)), draws=4, jobs=1,
+                        out=str(tmp_path / "run"))  # fmt: skip
+    found = simulating.simulate(p)
+    run_ = found.result.run
+    assert violations(run_) == []
+    assert run_.points["start_ns"][1] > run_.points["end_ns"][0]
+    assert len(found.points) == 2
+    for point in found.points:
+        for name, f in point["figures"].items():
+            if f["value"] is not None and f["low"] is not None:
+                assert f["low"] <= f["value"] <= f["high"], name
+        assert point["figures"]["tpot_ms_p50"]["low"] < point["figures"]["tpot_ms_p50"]["high"]
+    again = simulating.simulate(dataclasses.replace(p, out=str(tmp_path / "again")))
+    assert again.points == found.points and again.result.run == run_
+    assert math.isfinite(found.points[0]["figures"]["usd_per_million_tokens"]["value"])
