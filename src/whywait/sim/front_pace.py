@@ -15,6 +15,7 @@ from whywait.sim.front_metrics import Now, Told
 from whywait.units import NS_PER_S
 
 SLIP_NS = NS_PER_S
+NEVER = 1 << 63
 IDLE = Now(0, 0, 0.0)
 
 
@@ -31,7 +32,8 @@ class New(NamedTuple):
 
 class Step(NamedTuple):
     """What one engine step does. Each of ``ids`` gets so many ``tokens`` at its end, in this order. ``scheduled`` are
-    those taken from the queue for the first time, and how many of their prompt tokens were found in the cache."""
+    those taken from the queue for the first time, and how many of their prompt tokens were found in the cache. One that
+    computes nothing only waits (for KV that is on its way), and ends when a request comes."""
 
     took_s: float
     ids: Sequence[int]
@@ -80,7 +82,7 @@ class Pace:
         self._origin = monotonic_ns()
         self._coming: list[tuple[int, int, New]] = []  # by when they are through the frontend
         self._step: Step | None = None  # in progress, until _due
-        self._due = 0
+        self._due = self._resume = 0
 
     def add(self, new: New, ready_ns: int, sink: Sink) -> None:
         """It reaches the engine's queue at ``ready_ns``."""
@@ -101,8 +103,11 @@ class Pace:
 
     def _wake(self) -> None:
         """Work comes to an engine that is idle. One that was asked for twice, or too early by now, is not needed."""
-        if self._step is None and self._coming and self._coming[0][0] <= monotonic_ns():
-            due = self._begin(max(self._coming[0][0], self._due))
+        if self._step is not None:
+            return
+        first = min([self._coming[0][0]] * bool(self._coming) + [self._resume] * bool(self._resume), default=NEVER)
+        if first <= monotonic_ns():
+            due = self._begin(max(first, self._due))
             if due is not None:
                 self._at(due, self._tick)
 
@@ -113,18 +118,22 @@ class Pace:
             new = heappop(coming)[2]
             if new.id in self.sinks:  # else its client has gone already
                 self.engine.add(new, now_s)
-        step = self._step = self.engine.step(now_s)
-        if step is None:
-            self.now = IDLE
-            if coming:
-                self._at(coming[0][0], self._wake)
+        step = self.engine.step(now_s)
+        self.now = IDLE if step is None else step.now
+        if step is None or not (step.ids or step.prefill_tokens):
+            self._step, self._resume = None, 0 if step is None else t_ns + self._wall_ns(step.took_s)
+            for at in [self._resume] * bool(self._resume) + [coming[0][0]] * bool(coming):
+                self._at(at, self._wake)
             return None
-        self.now = step.now
+        self._step, self._resume = step, 0
         for id, cached in step.scheduled:
             if sink := self.sinks.get(id):
                 sink.scheduled(t_ns, cached)
-        self._due = t_ns + max(1, int(step.took_s / self._speed * NS_PER_S))
+        self._due = t_ns + self._wall_ns(step.took_s)
         return self._due
+
+    def _wall_ns(self, simulated_s: float) -> int:
+        return max(1, int(simulated_s / self._speed * NS_PER_S))
 
     def _tick(self) -> int | None:
         """The step is over: its tokens leave, after their way to the client, and the next begins."""

@@ -72,7 +72,7 @@ def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: i
         load = load._replace(arrive_s=np.concatenate((load.arrive_s[:warmed], load.arrive_s[warmed:] + shift)))
     if d.engine.priority:
         load = load._replace(priority=_priorities(d, schedule, options, warmed))
-    pools = tuple(_pool(d, c, i) for i, c in enumerate(capacities))
+    pools = tuple(pool_of(d, c, i) for i, c in enumerate(capacities))
     costs = tuple(cost_of(d, prefill=d.split is not None and i == 0) for i in range(len(pools)))
     return Prepared(schedule, load, pools, costs, _settings(d, mode, target, seed, options), capacities, warmed, shift)
 
@@ -162,7 +162,7 @@ def _priorities(d: Deployment, s: Schedule, options: Options, warmed: int) -> In
     return np.concatenate((np.zeros(warmed, np.int64), rank[s.klass]))
 
 
-def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
+def pool_of(d: Deployment, c: Capacity, number: int) -> Pool:
     e, spec = d.engine, d.speculation
     decodes = d.split is None or number == 1
     each = kv_bytes_per_token(d.model, d.precision.kv, d.layout)[1] * e.block
