@@ -120,7 +120,7 @@ class Online:
     # --- rows
 
     def _free_row(self) -> int:
-        kept = set(get(self._w.room.slots, "row").tolist()) if self._slots_keep else ()
+        kept = set(get(self._w.room.slots, "row").ravel().tolist()) if self._slots_keep else ()
         for _ in range(len(self._free)):
             row = self._free.popleft()
             if row not in kept:

@@ -105,7 +105,7 @@ class Pace:
         """Work comes to an engine that is idle. One that was asked for twice, or too early by now, is not needed."""
         if self._step is not None:
             return
-        first = min([self._coming[0][0]] * bool(self._coming) + [self._resume] * bool(self._resume), default=NEVER)
+        first = min(self._coming[0][0] if self._coming else NEVER, self._resume or NEVER)
         if first <= monotonic_ns():
             due = self._begin(max(first, self._due))
             if due is not None:
@@ -122,8 +122,10 @@ class Pace:
         self.now = IDLE if step is None else step.now
         if step is None or not (step.ids or step.prefill_tokens):
             self._step, self._resume = None, 0 if step is None else t_ns + self._wall_ns(step.took_s)
-            for at in [self._resume] * bool(self._resume) + [coming[0][0]] * bool(coming):
-                self._at(at, self._wake)
+            if self._resume:
+                self._at(self._resume, self._wake)
+            if coming:
+                self._at(coming[0][0], self._wake)
             return None
         self._step, self._resume = step, 0
         for id, cached in step.scheduled:
