@@ -37,14 +37,24 @@ _STAMP = _sources() if COMPILED else ""
 
 
 def jit(function: F) -> F:
-    """``function``, compiled at its first call (the result is kept on disk) where numba is there."""
-    if not COMPILED:
-        return function
+    """``function``, compiled at its first call (the result is kept on disk) where numba is there; to be called by compiled
+    functions only, so that no way in from Python has to be made."""
+    return _compiled(function, inner=True) if COMPILED else function
+
+
+def entry(function: F) -> F:
+    """The same, to be called from Python."""
+    return _compiled(function, inner=False) if COMPILED else function
+
+
+def _compiled(function: F, inner: bool) -> F:
+    # Nothing here allocates: without reference counts calls are several times cheaper.
+    options = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
     try:
-        compiled: Any = numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
+        compiled: Any = numba.njit(cache=True, **options)(function)
         cache = compiled._cache
         name = f"{cache._impl.filename_base}-{_STAMP[:12]}"
         cache._cache_file = caching.IndexDataCacheFile(cache._cache_path, name, _STAMP)
     except (RuntimeError, AttributeError):  # no folder to keep it in, or another numba: compile in each process
-        compiled = numba.njit(error_model="numpy")(function)
+        compiled = numba.njit(**options)(function)
     return compiled  # type: ignore[no-any-return]

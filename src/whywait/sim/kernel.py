@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from whywait.physics.step import StepCost
 from whywait.sim.cache import give_back, register
 from whywait.sim.handover import enter_handed, grant, handed, park, wake
-from whywait.sim.jit import jit
+from whywait.sim.jit import entry, jit
 from whywait.sim.kernel_blocks import blocks_of, grow, running
 from whywait.sim.kernel_build import put, result, steps, world
 from whywait.sim.kernel_queue import pop_event, push_back, push_front
@@ -37,7 +37,7 @@ from whywait.sim.routing import route
 from whywait.sim.state import KEEP_FULL, SGLANG, STATIC, Load, Pool, Result, Settings
 
 
-@jit
+@entry
 def loop(w: World) -> int:
     """Runs until nothing is left to happen or the limit is reached (0), or the record of steps is full (1)."""
     clock = w.clock[0]
@@ -258,6 +258,27 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
         return True
     start_decoding(w, eng, slot)
     return False
+
+
+@entry
+def receive_now(w: World, row: int, now: float) -> None:
+    """``row`` arrives at the only engine."""
+    receive(w, w.clock[0], row, now)
+
+
+@entry
+def step_now(w: World, now: float) -> float:
+    """The only engine plans and does one step at ``now``; its seconds, 0: nothing to do."""
+    clock, eng = w.clock[0], w.engines[0]
+    while clock.events > 0 and w.heap[0].at <= now:
+        arrive(w, clock, w.heap[0].at)
+    eng.t = now
+    start(w, clock, eng)
+    if eng.mode != BUSY:
+        return 0.0
+    took_s = eng.end - eng.t
+    commit(w, clock, eng)
+    return took_s  # type: ignore[no-any-return]
 
 
 def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:

@@ -62,8 +62,10 @@ def get(table: Any, name: str) -> Any:
     return table[name]
 
 
-def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> World:
-    """The state at time 0, nothing having arrived."""
+def world(
+    load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings, ids: int = 0
+) -> World:
+    """The state at time 0, nothing having arrived; with room for at least ``ids`` shared blocks."""
     count = sum(settings.engines)
     clock = records(Clock, 1)
     size = CHUNK if settings.steps < 0 else settings.steps
@@ -79,7 +81,7 @@ def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings
         clock=clock,
         engines=engines,
         room=room(pools, costs, count),
-        cache=cache(load, pools, requests, engines),
+        cache=cache(load, pools, requests, engines, ids),
         requests=requests,
         levels=records(Level, (count, levels + 1)),
         due=due,
@@ -143,16 +145,19 @@ def last_slope(cost: StepCost) -> float:
     return float((cost.linear_s[-1] - cost.linear_s[-2]) / (cost.grid[-1] - cost.grid[-2]))
 
 
-def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any) -> Cache:
-    """The prefix caches, empty. Of a chain only the beginning that other rows have too is kept."""
+def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: int) -> Cache:
+    """The prefix caches, empty. Where eviction goes by age and there is nothing below the device, only the beginning of a chain
+    that other rows have too is kept: what nobody can find again is no different from private blocks."""
     n, count = len(load.prompt), len(engines)
-    chain, ids = np.zeros(0, np.int32), 0
+    chain = np.zeros(0, np.int32)
     if any(pool.prefix_cache for pool in pools) and len(load.chain) > 0:
         at = np.asarray(load.chain_at)
-        alone = np.flatnonzero(np.bincount(load.chain)[load.chain] < 2)
+        by_age = all(pool.evict == LRU and not pool.tier_blocks for pool in pools)
+        least = 2 if by_age else 1
+        alone = np.flatnonzero(np.bincount(load.chain)[load.chain] < least)
         ends = np.append(alone, len(load.chain))[np.searchsorted(alone, at[:n])]
         put(requests, slice(None), {"chain_at": at[:n], "chain_n": np.minimum(ends, at[1:]) - at[:n]})
-        used = np.bincount(load.chain) > 1
+        used = np.bincount(load.chain) >= least
         names = np.cumsum(used) - 1
         chain, ids = np.where(used, names, 0)[load.chain].astype(np.int32), int(used.sum())
     runs = max(min(pool.blocks, ids + 4 * pool.max_seqs + 64) if pool.prefix_cache else 1 for pool in pools)
@@ -207,6 +212,13 @@ def arrivals(load: Load, pool: Pool, settings: Settings, clock: Any, requests: A
         put(due, slice(None), {"at": ready[by], "code": roots[by]})
     put(clock, 0, {"next": first, "arrivals": len(roots), "events": first, "closed": int(closed)})
     return due, heap
+
+
+def grown(w: World, more: int) -> World:
+    """The same with room for ``more`` requests."""
+    requests = np.concatenate([w.requests, records(Request, more)])
+    heap = np.concatenate([w.heap, records(Event, more)])
+    return w._replace(requests=requests, heap=heap)
 
 
 def steps(w: World, settings: Settings) -> Steps:
