@@ -24,12 +24,12 @@ from whywait.sim import techniques
 from whywait.sim.capacity import check_layout, smallest_tp
 from whywait.sim.catalog import machine_named, model_named
 from whywait.sim.deployment import Deployment
-from whywait.sim.draws import prior_draws
+from whywait.sim.draws import basis, prior_draws
 from whywait.sim.engines import engine_of
 from whywait.sim.grid import Cell, grid, numbers
 from whywait.sim.jit import COMPILED
 from whywait.sim.loads import Options
-from whywait.sim.result import Point, run_of
+from whywait.sim.result import MODELLED, Point, run_of
 from whywait.sim.service import figures_of, run_point
 
 QUANTILES = (0.1, 0.9)  # of an 80 % interval
@@ -147,25 +147,39 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         UsageError: the deployment is impossible, or the load is more than one run holds.
     """
     d, points, rows = plan.deployment, [], []
+    directory = new_directory(plan.out)
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
     cells: list[Cell] = []
     schedules: list[Schedule] = []
     for number, load in enumerate(plan.loads):
         made = [_schedule(plan, load, number, k) for k in range(SEEDS)]
-        o = dataclasses.replace(_options(plan, "steps"), send_s=made[0][1])
+        o = dataclasses.replace(_options(plan, "chunks"), send_s=made[0][1])
         mode, target = load.mode, load.target
         prepared, found, times = run_point(d, made[0][0], mode, target, plan.seed, options=o)
         points.append(Point(mode, target, prepared, found, times, load.label))
-        draws = _draws(plan, made[0][0])
+        draws, sampled = _draws(plan, made[0][0]), dataclasses.replace(o, keep="sample")
         rows.append((len(cells), draws))
         for k, efficiency in enumerate(prior_draws(d, draws, plan.seed)):
             drawn = dataclasses.replace(d, efficiency=efficiency)
-            cells.append(Cell(drawn, len(schedules) + k % SEEDS, mode, target, plan.seed + k, o))
+            cells.append(Cell(drawn, len(schedules) + k % SEEDS, mode, target, plan.seed + k, sampled))
         schedules += [s for s, _ in made]
     got = grid(cells, schedules, plan.jobs, progress)
     bands = [_point(p, got[at : at + n], plan) for p, (at, n) in zip(points, rows, strict=True)]
-    facts = {"command": list(plan.command), "seed": plan.seed, "workload": plan.workload.as_dict()}
+    facts = {"command": list(plan.command), "seed": plan.seed, "workload": plan.workload.as_dict(),
+             "doubts": [dict(MODELLED), *_left_out(plan.workload)]}  # fmt: skip
     run = run_of(d, points, _options(plan, "chunks"), facts)
-    return Simulated(plan, app.keep(run, new_directory(plan.out)), bands, notes(plan, [n for _, n in rows]))
+    return Simulated(plan, app.keep(run, directory), bands, notes(plan, [n for _, n in rows]))
+
+
+def _left_out(w: Workload) -> list[dict[str, str]]:
+    """What was asked for and is not simulated, as doubts."""
+    what = [name for name, asked in (("the ramp", w.ramp_s > 0), ("max_in_flight", w.max_in_flight)) if asked]
+    why = "the simulated client has no such thing"
+    return [
+        {"what": f"{name} was not simulated", "why": why, "next": "leave it out of the measurement too"}
+        for name in what
+    ]
 
 
 def _schedule(plan: Plan, load: Load, number: int, k: int) -> tuple[Schedule, float | None]:
@@ -235,6 +249,7 @@ def notes(plan: Plan, draws: Sequence[int]) -> list[str]:
         "modelled, prior only: no run of this service was used",
         f"intervals: 80 %, from {many} draws of the fitted coefficients, each with its own seed of the load",
         KNOWN_ERROR,
+        f"coefficients: {basis(d)}",
         f"model: {d.model.name}, {d.model.source}",
         f"machine: {d.machine.name}, {d.machine.source}{price}",
     ]

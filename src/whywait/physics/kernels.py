@@ -1,98 +1,187 @@
-"""How long an operation takes on a machine: a roofline with the efficiencies that ``fitted.json`` holds. Pure.
+"""How long an operation takes on a machine: rooflines (``rooflines``) with the efficiencies of ``fitted.json``. Pure.
 
-A time comes as five numbers that add up to it, one per resource (``RESOURCES``). Of an operation that reads weights for
-``r`` s and computes for ``c`` s the time is ``launch + (r^p + c^p)^(1/p)`` (``p`` = 3: close to the longer of the two, a
-little more where they are alike); what is above the launch is shared between reading and computing as r^p : c^p.
+A time comes as five numbers that add up to it, one per resource (``RESOURCES``): what is above the launch of a product is
+shared between reading and computing as r^p : c^p.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from whywait.physics.dtypes import bytes_of, rate_name
+from whywait.physics import rooflines
+from whywait.physics.dtypes import bytes_of
 from whywait.physics.efficiency import Efficiency
+from whywait.physics.fitted import Fit
+from whywait.physics.hats import evaluate
 from whywait.physics.machines import Accelerator
 from whywait.physics.ops import Attention, Collective, Experts, Product
 
 RESOURCES = ("weights", "kv", "compute", "link", "host")
 WEIGHTS, KV, COMPUTE, LINK, HOST = range(5)
 Floats = NDArray[np.float64]
-_P = 3.0
+_WEIGHT_ONLY = ("int4_wo", "mxfp4")  # multiplied in 16 bits
 
 
 class Kernels:
-    """Times of operations on ``machine``, each a (5, …) array of seconds by resource; ``fit`` is the machine's part of
-    the fitted coefficients."""
+    """Times of operations on ``machine``, each a (5, …) array of seconds by resource."""
 
-    def __init__(self, machine: Accelerator, efficiency: Efficiency, fit: Mapping[str, Any]) -> None:
+    def __init__(self, machine: Accelerator, efficiency: Efficiency, fit: Fit) -> None:
         self.machine = machine
         self.factor = efficiency
         self.fit = fit
 
-    def _roofline(self, read: Floats, compute: Floats, launch: float, factors: tuple[float, float]) -> Floats:
-        """(5, …) of one operation; ``factors`` multiply reading and computing."""
-        r, c = read * factors[0], compute * factors[1]
-        total = (r**_P + c**_P) ** (1 / _P)
-        share = r**_P / np.maximum(r**_P + c**_P, 1e-300)
-        found = np.zeros((5, *np.shape(total)))
-        found[WEIGHTS], found[COMPUTE] = total * share, total * (1 - share)
-        found[HOST] = launch * self.factor.step
-        return found
-
     def product(self, op: Product, m: Floats) -> Floats:
         """One matrix product of ``m`` rows."""
-        read = (op.n * op.k * bytes_of(op.weights) + 2.0 * m * (op.n + op.k)) / (
-            self.machine.read_bytes_per_s * self.fit["read"]
-        )
-        rate = self.machine.flops[rate_name(op.compute, self.machine.flops)]
-        compute = 2.0 * m * op.n * op.k / (rate * self.fit["flops"])
-        return self._roofline(read, compute, self.fit["launch_s"], (self.factor.weights, self.factor.compute))
+        kind = self._held(_product_kind(op.weights, op.compute))
+        flops = self.machine.flops if kind not in ("bf16", "int4_wo") else {"bf16": self.machine.flops["bf16"]}
+        parts = rooflines.product((m, float(op.n), float(op.k)), op.weights, self.machine.read_bytes_per_s, flops)
+        found = self.fit.typed("product", kind)
+        correction = self.fit.plain["product"] * np.ones(np.shape(m))
+        if found is not None:
+            features = (m, np.array(float(op.n)), np.array(float(op.k)))
+            correction = np.exp(evaluate(np.asarray(found[1]) / 100, features, rooflines.PRODUCT_KNOTS))
+        return self._split(parts, correction, (self.factor.weights, self.factor.compute))
 
     def experts(self, op: Experts, tokens: Floats) -> Floats:
-        """The experts of one layer for ``tokens`` of the whole replica, drawn alike and independently."""
-        touched = op.local * (1 - (1 - op.chosen / op.total) ** np.maximum(tokens, 1))
-        mine = tokens * op.chosen * op.local / op.total
-        each = 3.0 * op.hidden * op.inter
-        read = touched * each * bytes_of(op.weights) / (self.machine.read_bytes_per_s * self.fit["read"])
-        rate = self.machine.flops[rate_name(op.compute, self.machine.flops)]
-        compute = 2.0 * mine * each / (rate * self.fit["flops"] * 0.7)
-        factor = self.factor.experts
-        return self._roofline(
-            read, compute, 4 * self.fit["launch_s"], (factor * self.factor.weights, factor * self.factor.compute)
+        """The experts of one layer for ``tokens`` of the whole replica."""
+        shape = rooflines.ExpertShape(
+            tokens, *(np.array(float(v)) for v in (op.hidden, op.inter, op.chosen, op.total, op.local))
         )
+        kind = self._held(_expert_kind(op.weights, op.compute))
+        found = self.fit.typed("experts", kind)
+        flops = self.machine.flops
+        if kind == "bf16" or (kind if found is None else found[0]) in _WEIGHT_ONLY:
+            flops = {"bf16": flops["bf16"]}
+        parts = rooflines.experts(shape, op.weights, self.machine.read_bytes_per_s, flops)
+        correction = self.fit.plain["experts"] * np.ones(np.shape(tokens))
+        if found is not None:
+            spread = np.array(float(op.total / op.local))
+            features = rooflines.expert_features(shape, spread)
+            correction = np.exp(evaluate(np.asarray(found[1]) / 100, features, rooflines.EXPERT_KNOTS))
+        factor = self.factor.experts
+        return self._split(parts, correction, (factor * self.factor.weights, factor * self.factor.compute))
 
-    def decode(self, op: Attention, tokens_per_seq: int) -> tuple[float, float, float]:
-        """Seconds of one layer's attention over decoding sequences: each step, each sequence, each token of context."""
-        read = op.kv_bytes / (self.machine.read_bytes_per_s * self.fit["kv_read"])
-        compute = op.flops * tokens_per_seq / (self.machine.flops["bf16"] * self.fit["attention_flops"])
-        return self.fit["attention_s"], self.fit["attention_seq_s"], max(read, compute)
+    def _held(self, kind: str) -> str:
+        """``kind`` as this machine runs it: it reads 4-bit numbers that it cannot multiply and widens them to 16."""
+        return "int4_wo" if kind == "nvfp4" and "fp4" not in self.machine.flops else kind
 
-    def prefill(self, op: Attention) -> tuple[float, float]:
-        """Seconds of one layer's attention in prefill: each sequence, each pair of tokens."""
-        return self.fit["attention_seq_s"], op.prefill_flops / (self.machine.flops["bf16"] * self.fit["prefill_flops"])
+    def _split(self, parts: rooflines.Parts, correction: Floats, factors: tuple[float, float]) -> Floats:
+        """(5, …); ``factors`` multiply reading and computing."""
+        p = self.fit.plain["power"]
+        r, c = parts.read * factors[0], parts.compute * factors[1]
+        powers = np.maximum(r**p + c**p, 1e-300)
+        total = powers ** (1 / p) * correction
+        share = r**p / powers
+        found = np.zeros((5, *np.shape(total)))
+        found[WEIGHTS], found[COMPUTE] = total * share, total * (1 - share)
+        found[HOST] = parts.launch * self.fit.plain["launch"] * correction * self.factor.step
+        return found
+
+    def decode(self, op: Attention, tokens_per_seq: int) -> tuple[Floats, Floats, Floats]:
+        """Seconds of one layer's attention over decoding sequences: (5,) each per step, per sequence, per token of
+        context. Several tokens of a sequence (drafts to verify) read its KV once and multiply each."""
+        many = float(tokens_per_seq)
+        shape = (op.heads * float(op.head_size) * many, op.kv_bytes, op.flops * many)
+        rates = (self.machine.read_bytes_per_s, self.machine.flops["bf16"])
+        zero, one = np.zeros(1), np.ones(1)
+        values = np.asarray(self._attention("decode", op))
+        base = rooflines.decode_terms(zero, zero, shape, rates)[0] * values
+        seq = rooflines.decode_terms(one, zero, shape, rates)[0] * values - base
+        token = rooflines.decode_terms(zero, one, shape, rates)[0] * values - base
+        e = self.factor
+        return base.sum() * e.step * _unit(HOST), seq.sum() * e.kv * _unit(KV), token.sum() * e.kv * _unit(KV)
+
+    def prefill(self, op: Attention) -> tuple[Floats, Floats, Floats]:
+        """Seconds of one layer's attention in prefill: (5,) each per sequence, per token, per pair of tokens. What a step
+        pays once is counted per sequence."""
+        width = op.heads * float(op.head_size)
+        shape = (width, op.kv_bytes / bytes_of(op.kv_type), op.prefill_flops)
+        zero, one = np.zeros(1), np.ones(1)
+        values = np.asarray(self._attention("prefill", op))
+        rate, factor = self.machine.flops["bf16"], self.factor.pairs * _unit(COMPUTE)
+        base = rooflines.prefill_terms((zero, zero, zero), shape, rate)[0] * values
+        each = [rooflines.prefill_terms(w, shape, rate)[0] * values - base
+                for w in ((one, zero, zero), (zero, one, zero), (zero, zero, one))]  # fmt: skip
+        return (base + each[0]).sum() * factor, each[1].sum() * factor, each[2].sum() * factor
+
+    def _attention(self, op: str, a: Attention) -> list[float]:
+        kv = "fp8" if bytes_of(a.kv_type) <= 1.1 else "bf16"
+        if a.kind in ("latent", "sparse"):
+            sizes = [f"{kv} latent", "bf16 latent"]
+        else:
+            near = sorted((64, 128, 256), key=lambda s: abs(np.log(s / a.head_size)))
+            sizes = [f"{t} {s}" for t in (kv, "bf16") for s in near]
+        found = self.fit.values(op, sizes)
+        return list(found[1]) if found is not None else list(self.fit.plain[op])
 
     def collective(self, op: Collective, tokens: Floats) -> Floats:
-        """One collective of ``tokens`` per device."""
-        size = op.bytes * tokens
-        link = self.machine.link_bytes_per_s
-        n = op.devices
-        if op.kind == "all-reduce":  # ring: each device sends and receives 2 (n − 1)/n of it
-            seconds = 5e-6 + 2 * (n - 1) / n * size / (0.75 * link)
+        """One collective of ``tokens`` per device; past a node the slowest link counts."""
+        size, n, node = op.bytes * tokens, op.devices, self.machine.node
+        inside = min(n, node)
+        if op.kind == "all-reduce":
+            seconds = self._reduce(size, inside)
+            if n > node:  # reduced inside each node, then between them, each device its share
+                nodes = n / node
+                seconds = seconds + 25e-6 + 2 * (nodes - 1) / nodes * size / inside / self._nic()
         elif op.kind == "all-to-all":
-            seconds = 40e-6 + (n - 1) / n * size / (0.6 * link)
+            seconds = self._exchange(size, n)
         else:
+            link = self.machine.link_bytes_per_s if n <= node else self._nic()
             seconds = 10e-6 + size / (0.7 * link)
         found = np.zeros((5, *np.shape(tokens)))
         found[LINK] = seconds * self.factor.link
         return found
 
+    def _nic(self) -> float:
+        return 0.8 * (self.machine.nic_bytes_per_s or 12.5e9)
 
-#: Until a machine has a fit: shares of the data sheet that kernels commonly reach.
-PLAIN: Mapping[str, Any] = {
-    "read": 0.8, "flops": 0.65, "launch_s": 2.5e-6, "kv_read": 0.75, "attention_flops": 0.3, "attention_s": 6e-6,
-    "attention_seq_s": 0.08e-6, "prefill_flops": 0.5, "small_s": 1.8e-6,
-}  # fmt: skip
+    def _reduce(self, size: Floats, n: int) -> Floats:
+        measured = self.fit.values("all-reduce", [str(next((d for d in (2, 4, 8) if d >= n), 8))])
+        plain = self.fit.plain
+        if measured is None:  # ring: each device sends and receives 2 (n − 1)/n of it
+            return np.asarray(
+                plain["reduce_s"] + 2 * (n - 1) / n * size / (plain["link"] * self.machine.link_bytes_per_s)
+            )
+        values = np.log(np.asarray(measured[1]) * 1e-6)
+        found = np.exp(evaluate(values, (np.maximum(size, 1.0),), (rooflines.REDUCE_KNOTS,)))
+        return np.asarray(
+            found * np.maximum(1.0, size / rooflines.REDUCE_KNOTS[-1]) * (1 + 0.05 * max(0.0, np.log2(n / 8)))
+        )
+
+    def _exchange(self, size: Floats, n: int) -> Floats:
+        """Dispatch and combine; ``size`` counts a byte out and two back for each token, choice and value."""
+        moved = size / 3.0
+        ways = []
+        for kind in ("few", "many"):
+            found = self.fit.values("all-to-all", [kind])
+            if found is not None:
+                ways.append(found[1][0] + found[1][1] * 1e-12 * moved)
+        link = self.machine.link_bytes_per_s
+        seconds = np.minimum(*ways) if len(ways) == 2 else 60e-6 + size / (0.6 * link)
+        if n > self.machine.node:
+            seconds = seconds + 30e-6 + size * (1 - self.machine.node / n) / self._nic()
+        return np.asarray(seconds, dtype=float)
+
+
+def _unit(resource: int) -> Floats:
+    found = np.zeros(5)
+    found[resource] = 1.0
+    return found
+
+
+def _product_kind(weights: str, compute: str) -> str:
+    """Whose measured efficiency holds: of products in few bits by their weights, of 16-bit ones whatever they read."""
+    if compute in ("bf16", "bfloat16", "fp16", "f16", "fp32", "float32", "f32"):
+        return "int4_wo" if weights in ("int4", "int4_wo", "awq", "gptq", "w4a16") else "bf16"
+    if weights in ("fp4", "nvfp4", "mxfp4"):
+        return "nvfp4"
+    return weights if weights in ("fp8", "fp8_block") else "fp8"
+
+
+def _expert_kind(weights: str, compute: str) -> str:
+    if weights == "mxfp4":
+        return "mxfp4"
+    if weights in ("int4", "int4_wo", "awq", "gptq", "w4a16"):
+        return "int4_wo"
+    return _product_kind(weights, compute if weights not in ("fp4", "nvfp4") else "fp4")

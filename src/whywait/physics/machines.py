@@ -20,7 +20,9 @@ from whywait.physics.cost import Machine
 from whywait.physics.tables import load, parse
 
 TB, TF, GB = 1e12, 1e12, 1e9
-_REPORTED = 0.99 * 2**30  # bytes a device reports of a nominal "GB": GiB, less what firmware keeps (79.2 of 80 on an H100)
+_REPORTED = (
+    0.99 * 2**30
+)  # bytes a device reports of a nominal "GB": GiB, less what firmware keeps (79.2 of 80 on an H100)
 READ_IN = "2026"
 
 
@@ -75,7 +77,9 @@ def accelerator_of(name: str, entry: Mapping[str, Any]) -> Accelerator:
             float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise UsageError(f"machine {name!r}: {exc} is missing or no number", "keys as in physics/machines.toml") from exc
+        raise UsageError(
+            f"machine {name!r}: {exc} is missing or no number", "keys as in physics/machines.toml"
+        ) from exc
 
 
 @cache
@@ -121,7 +125,9 @@ def machine(name: str) -> Accelerator:
     if found is None:
         near = difflib.get_close_matches(low, list(names), n=3, cutoff=0.3)
         hint = ", ".join(dict.fromkeys(names[n].also[0] for n in near))
-        raise UsageError(f"machine {name!r} is not in the catalogue", f"nearest: {hint or 'none'}; or give a .toml entry")
+        raise UsageError(
+            f"machine {name!r} is not in the catalogue", f"nearest: {hint or 'none'}; or give a .toml entry"
+        )
     return found
 
 

@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.fitted import fit_of, host_of
-from whywait.physics.kernels import COMPUTE, HOST, KV, LINK, RESOURCES, WEIGHTS, Kernels
+from whywait.physics.kernels import COMPUTE, HOST, KV, RESOURCES, Kernels
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.ops import Operations, operations
+from whywait.physics.rooflines import READ
 
 Floats = NDArray[np.float64]
 _GRID = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768,
                   896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 24576,
                   32768, 65536, 131072], dtype=np.int64)  # fmt: skip
+_LINEAR_SHARE = 0.15  # of the rate that chunked recurrences reach; not in the tables: a guess
 _HEAD_ROWS = 512  # rows of the output table at most: it sees sequences, of which a step has fewer than tokens
 
 
@@ -121,27 +123,29 @@ def step_parts(
     host = host_of(efficiency.family)
     e, unit = efficiency, np.eye(len(RESOURCES))
     ways = layout.dp * layout.pp  # sequences spread over parts that work at the same time
-    step = unit[HOST] * e.step * (host["step_s"] + ops.kernels * kernels.fit["small_s"])
-    seq = unit[HOST] * e.sequence * host["seq_s"]
-    found = {"kv": np.zeros(5), "window": np.zeros(5), "pair": np.zeros(5), "window_pair": np.zeros(5)}
-    prefill_seq = unit[HOST] * e.sequence * host["seq_s"]
+    found = {
+        name: np.zeros(5) for name in ("step", "seq", "kv", "window", "prefill_seq", "token", "pair", "window_pair")
+    }
+    found["step"] += unit[HOST] * e.step * (host["step_s"] + ops.kernels * kernels.fit.plain["small_s"])
+    found["seq"] += unit[HOST] * e.sequence * host["seq_s"]
+    found["prefill_seq"] += unit[HOST] * e.sequence * host["seq_s"]
     for a in ops.attention:
-        floor, per_seq, per_token = kernels.decode(a, tokens_per_seq)
-        prefill_floor, per_pair = kernels.prefill(a)
-        windowed = "window_" if a.kind in ("window", "sparse") else ""
-        step = step + unit[HOST] * e.step * floor * a.times
-        seq = seq + unit[KV] * e.kv * per_seq * a.times / ways
-        prefill_seq = prefill_seq + unit[COMPUTE] * e.pairs * prefill_floor * a.times / ways
-        found[windowed.rstrip("_") or "kv"] += unit[KV] * e.kv * per_token * a.times / ways
-        found[windowed + "pair"] += unit[COMPUTE] * e.pairs * per_pair * a.times / ways
-    seq = seq + unit[KV] * e.kv * ops.state_bytes / (machine.read_bytes_per_s * kernels.fit["kv_read"]) / ways
+        windowed = a.kind in ("window", "sparse")
+        of_step, of_seq, of_context = kernels.decode(a, tokens_per_seq)
+        of_prefill, of_token, of_pair = kernels.prefill(a)
+        found["step"] += of_step * a.times
+        for name, value in (("seq", of_seq), ("window" if windowed else "kv", of_context), ("prefill_seq", of_prefill),
+                            ("token", of_token), ("window_pair" if windowed else "pair", of_pair)):  # fmt: skip
+            found[name] += value * a.times / ways
+    found["seq"] += unit[KV] * e.kv * ops.state_bytes / (machine.read_bytes_per_s * READ) / ways
+    linear = _linear(ops, kernels, layout) + np.outer(found["token"] + unit[HOST] * e.token * host["token_s"], _GRID)
     window = arch.window if arch.window_layers else arch.index_top
-    return StepParts(_GRID, _linear(ops, kernels, layout, host["token_s"]), step, unit[HOST] * e.prefill_step * host["prefill_step_s"],
-                     seq, found["kv"], found["window"], window, prefill_seq, found["pair"], found["window_pair"],
+    return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * host["prefill_step_s"], found["seq"],
+                     found["kv"], found["window"], window, found["prefill_seq"], found["pair"], found["window_pair"],
                      e.step * host["floor_s"], e.sequence * host["floor_seq_s"])  # fmt: skip
 
 
-def _linear(ops: Operations, kernels: Kernels, layout: Layout, token_s: float) -> Floats:
+def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:
     """(5, n) over the grid. A pipeline of ``pp`` stages works on ``pp`` parts of the step's tokens at once; ``dp`` parts
     have their own attention and dense layers."""
     tokens = _GRID / layout.pp
@@ -154,10 +158,11 @@ def _linear(ops: Operations, kernels: Kernels, layout: Layout, token_s: float) -
         found += x.times * kernels.experts(x, tokens)
     for c in ops.collectives:
         found += c.times * kernels.collective(c, mine)
-    e, machine = kernels.factor, kernels.machine
-    found[COMPUTE] += e.compute * mine * (ops.token_bytes / (machine.read_bytes_per_s * kernels.fit["read"])
-                                         + ops.linear_flops / (machine.flops["bf16"] * 0.15))  # fmt: skip
-    found[HOST] += e.token * token_s * _GRID
+    machine = kernels.machine
+    small = ops.token_bytes / (machine.read_bytes_per_s * READ) + ops.linear_flops / (
+        machine.flops["bf16"] * _LINEAR_SHARE
+    )
+    found[COMPUTE] += kernels.factor.compute * mine * small
     return found
 
 
@@ -197,18 +202,3 @@ def seconds(cost: StepCost, steps: StepWork) -> Floats:
 def bound_by(found: Floats) -> list[str]:
     """Which resource takes most of each step of ``work``."""
     return [RESOURCES[int(i)] for i in np.argmax(found, axis=0)]
-
-
-__all__ = [
-    "LINK",
-    "WEIGHTS",
-    "StepCost",
-    "StepParts",
-    "StepWork",
-    "bound_by",
-    "seconds",
-    "step_cost",
-    "step_parts",
-    "total",
-    "work",
-]

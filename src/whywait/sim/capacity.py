@@ -112,9 +112,10 @@ def _sizes(d: Deployment, layout: Layout, request: float | None = None) -> Capac
     if e.policy == "trtllm":  # its share is of what is free after the weights are loaded
         room = max(0.0, (memory - weights - working) * e.memory_share)
     tokens = room / each if each > 0 else float(1 << 40)
-    blocks = int(tokens * d.efficiency.kv_space * layout.dp // e.block)
+    share = d.efficiency.kv_space * d.hardware.kv_space
+    blocks = int(tokens * share * layout.dp // e.block)
     if e.kv_blocks is not None:
-        blocks = int(e.kv_blocks * d.efficiency.kv_space)
+        blocks = int(e.kv_blocks * share)
     return Capacity(memory, weights, working, room, each, blocks, blocks * e.block, e.kv_blocks is not None)
 
 

@@ -262,7 +262,8 @@ def machine(d: Deployment, args: Args) -> Deployment:
 
 
 def engine(d: Deployment, args: Args) -> Deployment:
-    """The scheduler and its ways with the limits kept, since they are the user's."""
-    new, old = engine_of(args.value), d.engine
-    return replace(d, engine=replace(new, max_seqs=old.max_seqs, memory_share=old.memory_share,
-                                     max_context=old.max_context))  # fmt: skip
+    """The scheduler and its ways; limits that somebody chose are kept, defaults become the new engine's."""
+    usual = engine_of(d.engine.policy, d.machine)
+    limits = ("max_seqs", "token_budget", "memory_share", "max_context", "prefix_cache", "priority")
+    chosen = {k: getattr(d.engine, k) for k in limits if getattr(d.engine, k) != getattr(usual, k)}
+    return replace(recounted(d), engine=replace(engine_of(args.value, d.machine), **chosen))

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from statistics import NormalDist
 
 import numpy as np
 
 from whywait.physics.efficiency import Efficiency
+from whywait.physics.fitted import prior_of
 from whywait.sim.deployment import Deployment
-
-#: Standard deviation of the logarithm of each multiplier where the fits do not say it.
-SPREAD = {"weights": 0.12, "compute": 0.2, "experts": 0.2, "kv": 0.2, "pairs": 0.2, "link": 0.3, "step": 0.35,
-          "sequence": 0.5, "token": 0.5, "prefill_step": 0.5, "frontend": 0.5, "kv_space": 0.05}  # fmt: skip
+from whywait.sim.loads import family_of
 
 
 def prior_draws(d: Deployment, n: int, seed: int) -> list[Efficiency]:
-    """``n`` efficiencies from the prior of the fits, around the deployment's own. The same seed gives the same draws,
-    and they are spread evenly over each multiplier (Latin hypercube; McKay et al., Technometrics 21 (1979) 239)."""
-    rng = np.random.default_rng([seed, 11])
-    names = [f.name for f in fields(Efficiency) if isinstance(f.default, float)]
+    """``n`` efficiencies around the deployment's own, each multiplier lognormal with the sd that the fits have (see
+    ``physics.fitted.prior_of``). The same seed gives the same draws, spread evenly over each multiplier (Latin
+    hypercube: McKay et al., Technometrics 21 (1979) 239)."""
+    rng, normal = np.random.default_rng([seed, 11]), NormalDist()
+    sd = prior_of(d.machine, family_of(d)).sd
     out = [d.efficiency] * n
-    for name in names:
+    for name in (f.name for f in fields(Efficiency) if isinstance(f.default, float)):
         ranks = (rng.permutation(n) + rng.random(n)) / n
-        spread = SPREAD.get(name, 0.2)
-        for i, u in enumerate(ranks.tolist()):
-            out[i] = replace(out[i], **{name: getattr(out[i], name) * math.exp(spread * _normal(u))})
+        if sd.get(name):
+            out = [replace(e, **{name: getattr(e, name) * math.exp(sd[name] * normal.inv_cdf(u))})
+                   for e, u in zip(out, np.clip(ranks, 1e-9, 1 - 1e-9).tolist(), strict=True)]  # fmt: skip
     return out
 
 
-def _normal(u: float) -> float:
-    """The standard normal quantile."""
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(min(max(u, 1e-9), 1 - 1e-9))
+def basis(d: Deployment) -> str:
+    """What the prior of a deployment rests on, in words."""
+    return prior_of(d.machine, family_of(d)).basis

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from whywait.errors import UsageError
+from whywait.physics.fitted import host_of
 from whywait.physics.machines import Accelerator
 from whywait.sim.deployment import Engine
 
@@ -34,7 +35,8 @@ def engine_of(name: str, device: Accelerator | None = None) -> Engine:
     if known not in ENGINES:
         close = difflib.get_close_matches(known, ENGINES, 2, 0.3) or list(ENGINES)
         raise UsageError(f"there is no engine {name!r} in the simulator", f"nearest: {', '.join(close)}")
-    found, memory = ENGINES[known], device.memory_bytes if device else 0.0
+    memory, host = device.memory_bytes if device else 0.0, host_of(known)
+    found = replace(ENGINES[known], **{k: host[k] for k in ("frontend_s", "frontend_token_s", "reply_s") if k in host})
     if known == "vllm" and 0 < memory < 70 * 2**30:
         return replace(found, max_seqs=256, token_budget=2048)
     if known == "sglang" and 0 < memory < 60 * 2**30:

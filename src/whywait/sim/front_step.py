@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whywait.sim.cache import give_back
-from whywait.sim.jit import jit
+from whywait.sim.jit import entry, jit
 from whywait.sim.kernel import commit, start
 from whywait.sim.kernel_blocks import running
 from whywait.sim.kernel_queue import pop_event, push_back, push_front
@@ -14,7 +14,7 @@ from whywait.sim.state import I8, STATIC
 LEAVES, LEFT = 1, 2
 
 
-@jit
+@entry
 def receive(w: World, row: int, at: float) -> None:
     """``row`` joins the queue."""
     w.requests[row].queued_s = at
@@ -22,7 +22,7 @@ def receive(w: World, row: int, at: float) -> None:
     push_back(w.levels, w.requests, w.engines[0], row)
 
 
-@jit
+@entry
 def begin_step(w: World, at: float, gone: I8) -> int:
     """Plans the step that begins ``at``; whether there is one. Loads from a tier that are there by then come first; ``gone``
     (n,) marks rows that were dropped while they were loading."""
@@ -39,7 +39,7 @@ def begin_step(w: World, at: float, gone: I8) -> int:
     return 1 if eng.mode == BUSY else 0
 
 
-@jit
+@entry
 def tell(w: World, given: I8, rows: I8, tokens: I8, fresh: I8) -> tuple[int, int]:
     """Of the step in flight: ``rows`` that get ``tokens`` at its end, and rows that were scheduled by it for the first time
     (``fresh``); how many of each. ``given`` (n,) are tokens that a row has had so far; kept here."""
@@ -68,12 +68,12 @@ def tell(w: World, given: I8, rows: I8, tokens: I8, fresh: I8) -> tuple[int, int
     return count, new
 
 
-@jit
+@entry
 def end_step(w: World) -> None:
     commit(w, w.clock[0], w.engines[0])
 
 
-@jit
+@entry
 def drop(w: World, row: int) -> int:
     """Its client has gone. 1: nothing of it is left; 0: it is loading, or part of a static batch, and leaves later."""
     eng = w.engines[0]

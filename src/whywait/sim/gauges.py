@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from whywait.core.table import Table
 from whywait.sim.deployment import Deployment
-from whywait.sim.power import Drawn
+from whywait.sim.power import Drawn, weights_of
 from whywait.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _counted(p: Point, at: Floats, counted: Counters) -> dict[str, Floats]:
         done = s.t_s + s.took_s - t.shift_s
         own = done > 0
         out["decode_steps_total"] = _ramps(
-            s.t_s[own] - t.shift_s, done[own], np.asarray(s.n[own] * float(r.steps_stride), dtype=float), at
+            s.t_s[own] - t.shift_s, done[own], (s.n * weights_of(p.prepared, r))[own], at
         )
     if p.prepared.pools[0].prefix_cache:
         out["prefix_queries_total"], out["prefix_hits_total"] = out["prompt_tokens_total"], out["cached_tokens_total"]
@@ -165,7 +165,7 @@ def _meters(power: Drawn, p: Point, at: Floats, counted: Counters) -> dict[str, 
     s = p.found.steps
     engines = sum(p.prepared.settings.engines)
     begin, end = s.t_s - p.times.shift_s, s.t_s + s.took_s - p.times.shift_s
-    more = (power.watts - power.idle_w / engines) * (end - begin)
+    more = (power.watts - power.idle_w / engines) * (end - begin) * weights_of(p.prepared, p.found)
     joules = _ramps(begin, end, np.maximum(more, 0.0), at) + power.idle_w * (at - at[0])
     watts = np.gradient(joules, at)
     return {"power_watts": watts, **_carried({"energy_joules_total": joules}, counted)}

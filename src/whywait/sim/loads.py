@@ -13,6 +13,7 @@ from whywait.core.schedule import Ints, Schedule
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
+from whywait.physics.fitted import FAMILIES
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.memory import kv_bytes_per_token
@@ -29,10 +30,10 @@ AFTER_WARM_S = 1000.0
 
 @dataclass(frozen=True)
 class Options:
-    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``steps`` or ``chunks`` (a row per token
-    where they are few enough). ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the
-    simulation. ``warm``: beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all
-    classes."""
+    """How a load is simulated and what is kept of it. ``keep``: ``none``, ``sample`` of the steps (what power is
+    reckoned from), ``steps`` (past 50,000 thinned), or ``chunks``: every step, and a row per token where they are few
+    enough. ``timeout_s`` as of the workload; ``send_s`` ends a closed loop; ``limit_s`` the simulation. ``warm``:
+    beginnings that come again are in the cache before. ``slo`` by keys as ``ttft_ms``, for all classes."""
 
     keep: str = "steps"
     timeout_s: float = math.inf
@@ -72,9 +73,12 @@ def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: i
         load = load._replace(arrive_s=np.concatenate((load.arrive_s[:warmed], load.arrive_s[warmed:] + shift)))
     if d.engine.priority:
         load = load._replace(priority=_priorities(d, schedule, options, warmed))
-    pools = tuple(pool_of(d, c, i) for i, c in enumerate(capacities))
+    # More places than requests change nothing; the kernel makes room for all of them.
+    most = min(d.engine.max_seqs, max(len(load.prompt), 1))
+    pools = tuple(pool_of(d, c, i)._replace(max_seqs=most) for i, c in enumerate(capacities))
     costs = tuple(cost_of(d, prefill=d.split is not None and i == 0) for i in range(len(pools)))
-    return Prepared(schedule, load, pools, costs, _settings(d, mode, target, seed, options), capacities, warmed, shift)
+    settings = _settings(d, mode, target, seed, options)._replace(steps=_rows(load, d.engine.token_budget, options))
+    return Prepared(schedule, load, pools, costs, settings, capacities, warmed, shift)
 
 
 def capacities_of(d: Deployment, request_tokens: float | None = None) -> tuple[Capacity, ...]:
@@ -91,8 +95,12 @@ def efficiency_of(d: Deployment) -> Efficiency:
         for f in fields(Efficiency)
         if isinstance(f.default, float)
     }
-    family = d.engine.policy if d.engine.policy in ("vllm", "sglang", "trtllm", "llama.cpp") else "vllm"
-    return replace(d.efficiency, **factors, family=family)
+    return replace(d.efficiency, **factors, family=family_of(d))
+
+
+def family_of(d: Deployment) -> str:
+    """Whose kernels and host the fits are taken of."""
+    return d.engine.policy if d.engine.policy in FAMILIES else "vllm"
 
 
 def cost_of(d: Deployment, prefill: bool = False) -> StepCost:
@@ -179,12 +187,19 @@ def pool_of(d: Deployment, c: Capacity, number: int) -> Pool:
     )  # fmt: skip
 
 
+def _rows(load: Load, budget: int, options: Options) -> int:
+    """Rows that the record of steps gets. Of so many the kernel keeps the first half whole and thins what follows."""
+    most = {"none": 0, "sample": 4_000, "steps": 100_000, "chunks": -1}.get(options.keep)
+    if most is None:
+        raise UsageError(f"keep must be none, sample, steps or chunks, not {options.keep!r}")
+    # A step makes a token, or computes a part of a prompt; twice that leaves room for work done again.
+    bound = 4 * int(load.output.sum() + len(load.output) + 2 * load.prompt.sum() // max(budget, 1)) + 64
+    return bound if most < 0 and bound < 400_000 else min(most, bound)
+
+
 def _settings(d: Deployment, mode: str, target: float, seed: int, options: Options) -> Settings:
-    steps = {"none": 0, "steps": 100_000, "chunks": -1}.get(options.keep)
-    if steps is None:
-        raise UsageError(f"keep must be none, steps or chunks, not {options.keep!r}")
     found = Settings(
-        concurrency=max(1, round(target)) if mode == "concurrency" else 0, seed=seed, steps=steps,
+        concurrency=max(1, round(target)) if mode == "concurrency" else 0, seed=seed,
         limit_s=options.limit_s, routing=ROUTE[d.routing], engines=(d.replicas,),
     )  # fmt: skip
     if d.split is None:

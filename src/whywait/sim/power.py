@@ -66,6 +66,12 @@ def _parts(cost: StepParts, r: Result, mine: NDArray[np.int64], d: Deployment) -
     return out
 
 
+def weights_of(p: Prepared, r: Result) -> Floats:
+    """How many steps each row of the record stands for: one in the half kept whole, past it one in so many was kept."""
+    number = np.arange(len(r.steps.t_s))
+    return np.where((number < p.settings.steps // 2) | (p.settings.steps < 0), 1.0, float(r.steps_stride))
+
+
 def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float, float]) -> dict[str, float | None]:
     """Mean power of all devices over the window (s), and joules per output token of it; None where not known."""
     found = drawn(d, p, r)
@@ -75,7 +81,7 @@ def energy(d: Deployment, p: Prepared, r: Result, t: Times, window: tuple[float,
     begin, took = r.steps.t_s - t.shift_s, r.steps.took_s
     part = np.clip(np.minimum(begin + took, window[1]) - np.maximum(begin, window[0]), 0.0, None)
     engines = sum(p.settings.engines)
-    more = float((part * (found.watts - found.idle_w / engines)).sum()) * r.steps_stride
+    more = float((part * (found.watts - found.idle_w / engines) * weights_of(p, r)).sum())
     watts = found.idle_w + more / span
     output = p.load.output[p.warmed :].astype(float)
     length = np.maximum(t.last - t.first, 1e-12)

@@ -158,16 +158,12 @@ def times(p: Prepared, r: Result, mode: str, target: float, o: Options) -> Times
     at that here, still finishes it)."""
     w = p.warmed
     closed = mode == "concurrency"
-    front = p.pools[0].frontend_s + p.pools[0].frontend_token_s * p.load.prompt[w:]
     # A warmed closed loop begins when the first request that is none of the warming is sent.
-    shift = float(np.nanmin((r.queued_s[w:] - front), initial=np.inf)) if closed and w else p.shift_s
-    accepted, scheduled, first, last = (x[w:] - shift for x in (r.queued_s, r.scheduled_s, r.first_s, r.last_s))
-    sent = accepted - front
-    due = sent
-    if not closed:
-        plain = p.load.after[w:] < 0
-        due = np.where(plain, p.load.arrive_s[w:] - shift, sent)
-        sent = np.where(plain, due, sent)
+    shift = float(np.nanmin(r.sent_s[w:], initial=np.inf)) if closed and w else p.shift_s
+    sent, accepted, scheduled, first, last = (
+        x[w:] - shift for x in (r.sent_s, r.queued_s, r.scheduled_s, r.first_s, r.last_s)
+    )
+    due = sent  # the simulated client is never late
     stop = float(max(np.nanmax(last, initial=0.0), np.nanmax(sent, initial=0.0), min(r.end_s, o.limit_s) - shift))
     given_up = due + o.timeout_s
     late = ~(last <= given_up) & (given_up <= stop)
