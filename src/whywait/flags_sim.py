@@ -44,6 +44,31 @@ def _deployment(p: argparse.ArgumentParser) -> None:
     g.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
 
 
+def what_if(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run_dir", metavar="RUN", help="folder of a saved run, of two load points or more (sweep, diagnose)")
+    g = p.add_argument_group("what is changed (docs/what-if.md)")
+    g.add_argument("--apply", metavar="LIST", help="techniques: fp8-kv,prefix-cache ('whywait catalog techniques')")
+    g.add_argument("--machine", metavar="NAME", help="another machine: h200, … ('whywait catalog machines')")
+    g.add_argument("--model", metavar="NAME", help="another model, a folder with config.json, or a .gguf file")
+    g.add_argument("--layout", metavar="LIST", help="tp=4; pd=2:6; replicas=2; pp, dp, ep, routing")
+    g.add_argument("--load", metavar="LOAD", help="concurrency=64 or rate=8 (default: the run's own load points)")
+    p.add_argument(
+        "--baseline", metavar="LIST", help="what the run does not tell: model=…,machine=h100,engine=vllm,tp=4"
+    )
+    p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms' (default: the run's), for goodput")
+    p.add_argument(
+        "--bound", metavar="LIST", help="error allowed on a load left out (tpot=20%%,ttft=30%%,throughput=20%%)"
+    )
+    p.add_argument(
+        "--seeds", type=positive, metavar="N", help="draws of what is not known (default 24, fewer for long runs)"
+    )
+    p.add_argument("--calibration", metavar="FILE", help="keep the calibration there, as JSON")
+    p.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
+    p.add_argument("--html", metavar="FILE", help="write a report there")
+    p.add_argument("--json", action="store_true", help="the answer as JSON on stdout")
+    p.add_argument("--strict", action="store_true", help="exit 3 when nothing is decided")
+
+
 def serve_sim(p: argparse.ArgumentParser) -> None:
     _deployment(p)
     p.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")

@@ -1,0 +1,249 @@
+"""The answer of ``whywait what-if``: first how wrong the simulator is on this very service, then what it claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from whywait.report import svg
+from whywait.report.html import HEAD
+from whywait.report.svg import Html, cat, table, tag
+from whywait.report.text import console
+from whywait.units import ms, number, percent
+
+Show = Callable[[float | None], str]
+PER_TABLE = 3
+
+
+def _dollars(value: float | None) -> str:
+    return number(value, "$")
+
+
+ROWS: tuple[tuple[str, str, Show], ...] = (
+    ("TTFT p50", "ttft_ms.p50", ms), ("TTFT p99", "ttft_ms.p99", ms), ("TPOT p50", "tpot_ms.p50", ms),
+    ("TPOT p99", "tpot_ms.p99", ms), ("end to end p50", "e2e_ms.p50", ms),
+    ("output tokens/s", "output_tokens_per_s", number), ("requests/s", "requests_per_s", number),
+    ("goodput, requests/s", "goodput_requests_per_s", number), ("KV space in use", "kv_use", percent),
+    ("J per output token", "energy_j_per_token", number),
+    ("$ per million tokens", "usd_per_million_tokens", _dollars),
+)  # fmt: skip
+ERRORS = (("TTFT", "ttft_ms.mean"), ("p50", "ttft_ms.p50"), ("TPOT", "tpot_ms.mean"), ("p50", "tpot_ms.p50"),
+          ("tokens/s", "output_tokens_per_s"), ("prefill", "prefill_ms.mean"), ("queue", "queue_ms.mean"),
+          ("KV", "kv_use"))  # fmt: skip
+STYLE = {"better": "bold green", "worse": "bold red", "undecided": "yellow", "same": "dim"}
+PARAMETERS = {
+    "weights": "weight reads", "compute": "compute", "experts": "experts", "kv": "KV reads",
+    "pairs": "prefill attention", "link": "collectives", "step": "host per step", "sequence": "host per sequence",
+    "token": "host per token", "prefill_step": "a step with prompts", "frontend": "frontend", "reply": "reply",
+    "kv_space": "KV space",
+}  # fmt: skip
+CAPTION = "error of the simulator on what was measured, with and without that load; * outside its 80 % interval"
+CLAIM_HEAD = ("", "measured", "simulated", "what if (80 %)", "change (80 %)", "")
+
+
+def print_what_if(found: dict[str, Any], out: Console | None = None, compiled: bool = True) -> None:
+    """``found`` is ``WhatIf.as_dict()``; ``compiled``: whether the simulator ran compiled."""
+    out = out or console()
+    out.print()
+    out.print(Text(found["headline"], style="bold"))
+    if found["advice"]:
+        out.print(Text(f"  to settle it: {found['advice']}", style="yellow"))
+    out.print(Text(f"\nmeasured: {found['before']}\nwhat if:  {found['after']}"))
+    for line in assumed(found):
+        out.print(Text(f"  assumed: {line}", style="dim"))
+    _calibration(out, found)
+    _errors(out, found)
+    for load, claims in by_load(found).items():
+        out.print()
+        if all(c["state"] == "same" for c in claims):
+            out.print(Text(f"{load}: nothing that matters changes"))
+        else:
+            out.print(_claims(load, claims))
+    for line in promised(found):
+        out.print(Text(line))
+    for line in accounts(found):
+        out.print(Text(line, style="dim"))
+    out.print()
+    for note in found["notes"]:
+        out.print(Text(note, style="dim"))
+    slow = "" if compiled else "; the extra 'sim' makes the simulator faster"
+    out.print(Text(f"modelled, {found['draws']} draws, {found['took_s']:.1f} s{slow}", style="dim"))
+
+
+def by_load(found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The claims of each load, in order."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for c in found["claims"]:
+        out.setdefault(c["load"], []).append(c)
+    return out
+
+
+def assumed(found: Mapping[str, Any]) -> list[str]:
+    """What the baseline takes from defaults, with why."""
+    return [f"{f['what']} {f['value']} ({f['why']})" for f in found["baseline"] if f["how"] == "assumed"]
+
+
+def _calibration(out: Console, found: Mapping[str, Any]) -> None:
+    told, prior = learnt(found)
+    c = found["calibration"]
+    how = {"posterior": "calibrated on", "one point": "NOT calibrated, one load point only:",
+           "prior": "NOT calibrated"}[c["kind"]]  # fmt: skip
+    out.print(Text(f"\n{how} {', '.join(c['points'])}", style="bold"))
+    out.print(Text(f"  the run told:  {'; '.join(told) or 'nothing that the prior did not say'}"))
+    out.print(Text(f"  still prior:   {', '.join(prior) or 'nothing'}", style="dim"))
+
+
+def learnt(found: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Parameters that the data moved, with their value against the fits, and those that they did not."""
+    told, prior = [], []
+    for p in found["calibration"]["parameters"]:
+        name = PARAMETERS.get(p["name"], p["name"])
+        if p["moved"]:
+            told.append(f"{name} × {number(p['median'])} ({number(p['low'])} … {number(p['high'])})")
+        else:
+            prior.append(name)
+    return told, prior
+
+
+def _errors(out: Console, found: Mapping[str, Any]) -> None:
+    head, rows = error_rows(found)
+    if not rows:
+        return
+    grid = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for i, name in enumerate(head):
+        grid.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        grid.add_row(*row)
+    out.print()
+    out.print(grid)
+    out.print(
+        Text(
+            "error of the simulator on what was measured, with and without that load; * outside its 80 % interval",
+            style="dim",
+        )
+    )
+
+
+def error_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A row per point as seen, and one as left out where it was; a column per metric that has any figure."""
+    errors = found["check"]["errors"]
+    by = {(e["point"], e["held_out"], e["metric"]): e for e in errors}
+    places = list(dict.fromkeys((e["point"], e["held_out"]) for e in errors))
+    shown = [(name, m) for name, m in ERRORS if any(k[2] == m for k in by)]
+    rows = [
+        [f"{p}{', left out' if out else ''}", *(_error(by.get((p, out, m))) for _, m in shown)] for p, out in places
+    ]
+    return ["how wrong it is", *(name for name, _ in shown)], rows
+
+
+def _error(e: Mapping[str, Any] | None) -> str:
+    if e is None:
+        return "–"
+    outside = e["held_out"] and not e["low"] <= e["measured"] <= e["high"]
+    return f"{100 * e['error']:+.0f} %{' *' if outside else ''}"
+
+
+def _claims(load: str, found: Sequence[Mapping[str, Any]]) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for i, name in enumerate(CLAIM_HEAD):
+        grid.add_column(escape(load) if i == 0 else name, justify="left" if i in (0, 5) else "right", no_wrap=True)
+    for row in claim_rows(found):
+        grid.add_row(*row[:-1], Text(row[-1], style=STYLE.get(row[-1], "")))
+    return grid
+
+
+def claim_rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Cells as of ``CLAIM_HEAD``, the state last."""
+    by = {c["metric"]: c for c in found}
+    out = []
+    for name, metric, show in ROWS:
+        c = by.get(metric)
+        if c is not None:
+            sim, after, change = c["simulated"], c["after"], c["change"]
+            said = f"{show(after['median'])} ({_range(after, show)})" if after else "–"
+            by_how_much = f"{_change(change['median'])} ({_changes(change)})" if change else "–"
+            out.append([name, show(c["measured"]), show(sim["median"] if sim else None), said, by_how_much, c["state"]])
+    return out
+
+
+def _range(x: Mapping[str, float], show: Show) -> str:
+    """Low and high; the unit once, where both have the same."""
+    low, high = show(x["low"]), show(x["high"])
+    unit = high.rpartition(" ")[2] if " " in high else ""
+    if unit and low.endswith(f" {unit}"):
+        return f"{low.removesuffix(f' {unit}')} … {high.removesuffix(f' {unit}')}"
+    return f"{low} … {high}"
+
+
+def _change(ratio: float) -> str:
+    return f"× {number(ratio)}" if ratio > 3 else f"{100 * (ratio - 1):+.0f} %"
+
+
+def _changes(x: Mapping[str, float]) -> str:
+    if x["high"] > 3:
+        return f"× {number(x['low'])} … {number(x['high'])}"
+    return f"{100 * (x['low'] - 1):+.0f} … {100 * (x['high'] - 1):+.0f}"
+
+
+def promised(found: Mapping[str, Any]) -> list[str]:
+    """A paragraph per technique: the wait it promises to cut, what the account shows, its price."""
+    out = []
+    for p in found["techniques"]:
+        said = {"cut": "cut", "not cut": "NOT cut", "grown": "GROWN", "nothing to cut": "there is nothing to cut"}
+        shown = "the account does not show that wait by itself"
+        if p["state"] in said:
+            shown = (
+                f"{p['shows']} {ms(p['before_ms'])} → {ms(p['after_ms'])} a request at {p['load']}: {said[p['state']]}"
+            )
+        out.append(f"\n{p['technique']} promises to cut: {p['cuts']}. {shown}.")
+        out.append(f"  price: {p['price']}" + (f"  [{p['source']}]" if p["source"] else ""))
+    if len(found["techniques"]) > 1:
+        out.append("  (applied together: the account is of all of them)")
+    return out
+
+
+def accounts(found: Mapping[str, Any]) -> list[str]:
+    """Where a request's time goes before and after, per load, and what the device spends on it."""
+    out = []
+    for w in found["waits"]:
+        for part, words in (("request", "a request waits"), ("device", "the engine spends on it")):
+            cells = [f"{k} {ms(v['before_ms'])} → {ms(v['after_ms'])}" for k, v in w[part].items()
+                     if max(v["before_ms"], v["after_ms"]) > 0.005 * _whole(w[part])]  # fmt: skip
+            out.append(f"{'' if part == 'device' else chr(10)}{w['load']}, {words}: {', '.join(cells) or '–'}")
+    return out
+
+
+def _whole(part: Mapping[str, Any]) -> float:
+    return float(sum(max(v["before_ms"], v["after_ms"]) for v in part.values()))
+
+
+def page(found: dict[str, Any]) -> str:
+    """The same as one HTML page that stands alone."""
+    told, prior = learnt(found)
+    head, rows = error_rows(found)
+    tables = cat(table([k, *CLAIM_HEAD[1:]], claim_rows(v), f"What if, at {k}") for k, v in by_load(found).items())
+    top = [tag("p", "whywait what-if", class_="brand"),
+           tag("p", tag("strong", "MODELLED") + ": made by a simulator calibrated on this run, not measured.",
+               class_="banner", role="note"),
+           tag("h1", found["headline"], class_="long"),
+           tag("p", f"measured: {found['before']}", class_="meta"),
+           tag("p", f"what if: {found['after']}", class_="meta")]  # fmt: skip
+    if found["advice"]:
+        top.append(tag("p", f"To settle it: {found['advice']}", class_="banner"))
+    lines = [*promised(found), *accounts(found)]
+    sections = (
+        ("How wrong the simulator is on this service",
+         (table(head, rows, CAPTION) if rows else Html())
+         + tag("p", f"The run told: {'; '.join(told) or 'nothing'}. Still prior: {', '.join(prior) or 'nothing'}.")),
+        ("What it would do", tables),
+        ("Which wait it cuts", cat(tag("p", line) for line in lines)),
+        ("What this rests on", tag("ul", cat(tag("li", x) for x in [*found["notes"], *assumed(found)]))),
+    )  # fmt: skip
+    body = tag("header", cat(top)) + tag("main", cat(tag("section", tag("h2", n) + part) for n, part in sections))
+    title = tag("title", f"whywait: what if {svg.clip(found['what_if'], 100)}") + Html(f"<style>{svg.STYLE}</style>")
+    return f'<!doctype html>\n<html lang="en"><head>{HEAD + title}</head>\n<body>{body}</body></html>\n'

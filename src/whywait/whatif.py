@@ -1,0 +1,301 @@
+"""The journey of ``whywait what-if``: what a change would do to the service of a measured Run, with intervals.
+
+Calibrate on the run, see how wrong that is on loads left out, and only then simulate the service with and without the
+change, by the same draws of what is not known. Part of the application layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whywait.analyze.observed import Observed, observed
+from whywait.core.run import Run
+from whywait.errors import UsageError
+from whywait.judge.calibrate import Calibration, Knobs
+from whywait.judge.calibrate_check import Check, Miss, check, helps
+from whywait.judge.calibrate_claims import Claim, Pairs, claims, headline
+from whywait.judge.calibrate_fit import calibrate
+from whywait.physics.arch import arch_of
+from whywait.sim import techniques
+from whywait.sim.deployment import Deployment
+from whywait.sim.loads import prepare
+from whywait.twin.asked import Asked, asked, drawn
+from whywait.twin.baseline import Baseline, Fact, as_rows, baseline_of
+from whywait.twin.model import Twin, measured_figures, points_of, prior_of, unsure
+from whywait.twin.waits import Promise, Waiting, promises, waiting
+
+SEEDS = 24  # draws of what is not known, where nobody says how many; always by the size of the load, not by the clock
+LEAST_SEEDS = 8
+HEAVY = 60_000  # requests simulated for the comparison, of all loads and draws
+SLOW_S = 2.0  # a first simulation that takes longer was compiling
+LAYOUT = techniques.LAYOUT
+CHANCE_SD = 0.4  # log-sd of the exponent on acceptance of drafts that nobody has measured on this service
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be changed. ``apply`` as of ``--apply``; ``bound``: errors allowed on loads left out, by family."""
+
+    apply: str = ""
+    machine: str | None = None
+    model: str | None = None
+    layout: str | None = None
+    load: str | None = None
+    slo: Mapping[str, float] | None = None
+    bound: Mapping[str, float] = field(default_factory=dict)
+    baseline: str = ""
+    seeds: int | None = None
+    knobs: Knobs = field(default_factory=Knobs)
+
+    @property
+    def changes(self) -> str:
+        """Everything that changes, in the words of ``--apply``."""
+        parts = [f"machine={self.machine}" if self.machine else "", self.layout or "", self.apply]
+        return ",".join(p for p in parts if p)
+
+    @property
+    def words(self) -> str:
+        """The same for people."""
+        parts = [f"model={self.model}" if self.model else "", self.changes]
+        said = ", ".join(p.replace(",", ", ") for p in parts if p)
+        return said or f"the same service at {self.load}"
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The answer. ``refused`` says why nothing is claimed, if so, and ``advice`` which measurement would help;
+    ``claims`` are the figures; ``promises`` what each technique was to cut and whether it does."""
+
+    run: str
+    ask: Ask
+    headline: str
+    refused: str
+    advice: str
+    facts: tuple[Fact, ...]
+    before: str
+    after: str
+    calibration: Calibration
+    check: Check
+    claims: tuple[Claim, ...]
+    promises: tuple[Promise, ...]
+    waits: tuple[Waiting, ...]
+    notes: tuple[str, ...]
+    draws: int
+    took_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "run": self.run, "what_if": self.ask.words, "headline": self.headline, "refused": self.refused or None,
+            "advice": self.advice or None, "baseline": as_rows(self.facts), "before": self.before, "after": self.after,
+            "calibration": {
+                "kind": self.calibration.kind, "points": [p.name for p in self.calibration.points],
+                "parameters": [{**dataclasses.asdict(p), "moved": p.moved} for p in self.calibration.parameters()],
+                "discrepancy": dict(self.calibration.discrepancy),
+            },
+            "check": {"bound": dict(self.check.bound), "passes": self.check.passes, "covered": self.check.covered,
+                      "errors": [_miss(m) for m in self.check.misses]},
+            "claims": [c.as_dict() for c in self.claims], "techniques": [p.as_dict() for p in self.promises],
+            "waits": [w.as_dict() for w in self.waits], "notes": list(self.notes), "draws": self.draws,
+            "took_s": round(self.took_s, 2),
+        }  # fmt: skip
+
+
+def what_if(run_dir: str | Path, ask: Ask | None = None, **more: Any) -> WhatIf:
+    """What a change would do to the service of the Run in ``run_dir``.
+
+    Args:
+        ask: the change; or its fields by name: ``what_if("runs/1", apply="fp8-kv,prefix-cache", machine="h200")``.
+
+    Raises:
+        UsageError: the run cannot be read or does not say enough, or the change is impossible; the hint says what to
+            do.
+    """
+    return answer(Run.load(run_dir), str(run_dir), ask or Ask(**more))
+
+
+def answer(run: Run, name: str, ask: Ask) -> WhatIf:
+    """As :func:`what_if`, of a Run that is read already.
+
+    Raises:
+        UsageError: see there.
+    """
+    if not ask.changes and not ask.model and not ask.load:
+        raise UsageError("nothing is changed", "--apply fp8-kv, --machine h200, --layout tp=4 or --load concurrency=64")
+    seen = observed(run)
+    if not seen:
+        raise UsageError(f"{name} holds no load point at which a request ended well", "whywait show says what happened")
+    base = baseline_of(run, ask.baseline)
+    slo = dict(run.manifest.slo) if ask.slo is None else dict(ask.slo)
+    twin = Twin(base.deployment, tuple(asked(run, o) for o in seen), slo)
+    after = changed(base.deployment, ask)
+    loads = _loads(run, ask, twin)
+    for a in loads:
+        prepare(
+            after, a.schedule, a.mode, a.target, 0, options=twin.options(a, "none")
+        )  # what cannot be is refused at once
+    began = time.monotonic()
+    twin.predict({}, 0)
+    compiling, began = time.monotonic() - began, time.monotonic()  # the first one compiles, where the extra is there
+    prior = prior_of(base.deployment, base.cpu)
+    found = calibrate(points_of(seen), twin.predict, prior, ask.knobs)
+    checked = check(found, twin.predict, bound=ask.bound)
+    refused = refusal(found, checked)
+    compared = _Compared(twin, dataclasses.replace(twin, deployment=after), found, base.cpu)
+    draws = ask.seeds or _draws(loads)
+    said: list[Claim] = []
+    for a, o in zip(loads, _measured(loads, seen), strict=True):
+        figures = measured_figures(run, o, slo, base.deployment) if o is not None else {}
+        pairs = compared.pairs(a, o, draws, run)
+        said += claims(found, pairs, figures, refused, changed=after != base.deployment)
+    waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]
+    notes = _notes(base, loads, compared)
+    if compiling > SLOW_S:
+        notes.append(f"{compiling:.0f} s more to compile the simulator, which the next what-if will not need")
+    return WhatIf(
+        name, ask, headline(ask.words, said, refused), refused, helps(found, checked) if refused else "", base.facts,
+        describe(base.deployment), describe(after), found, checked, tuple(said),
+        promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def changed(d: Deployment, ask: Ask) -> Deployment:
+    """The deployment with the change.
+
+    Raises:
+        UsageError: an unknown technique, machine or model, or one that does not go with this deployment.
+    """
+    for technique, _ in techniques.parse(ask.layout or ""):
+        if technique.name not in LAYOUT:
+            raise UsageError(f"{technique.name} is no part of a layout", f"--layout takes {', '.join(LAYOUT)}; "
+                             "others go with --apply")  # fmt: skip
+    if ask.model:
+        arch = arch_of(ask.model)
+        types = dataclasses.replace(d.precision, weights=arch.native, experts=arch.native_experts or None)
+        d = dataclasses.replace(d, model=arch, precision=types, engine=dataclasses.replace(d.engine, kv_blocks=None))
+    return techniques.apply(ask.changes, d)
+
+
+def refusal(found: Calibration, checked: Check) -> str:
+    """Why nothing may be claimed; empty where it may."""
+    if not found.calibrated:
+        return "one load point is no calibration: what a step costs and what is spent around it cannot be told apart"
+    if checked.passes:
+        return ""
+    if not checked.held_out:
+        return "no load point could be left out"
+    worst = max(checked.beyond, key=lambda m: abs(math.log(max(1 + m.error, 1e-9))))
+    bound = checked.bound[worst.metric.partition(".")[0]]
+    return (f"the simulator misses {worst.metric} at {worst.point} by {100 * worst.error:+.1f} % when that load is left "
+            f"out (bound {100 * bound:.0f} %)")  # fmt: skip
+
+
+def describe(d: Deployment) -> str:
+    """In a line: model, precision, devices, layout, engine."""
+    p, at = d.precision, d.layout
+    ways = [f"{k}={getattr(at, k)}" for k in ("tp", "pp", "dp", "ep") if getattr(at, k) > 1]
+    ways += [f"pd={d.split.prefill}:{d.split.decode}"] if d.split else []
+    ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
+    count = f"{d.devices} × " if d.machine.words else ""
+    where = f"{count}{d.machine.name}{' (' + ', '.join(ways) + ')' if ways else ''}"
+    applied = f", with {', '.join(d.applied)}" if d.applied else ""
+    return (
+        f"{d.model.name} ({p.weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once{applied}"
+    )
+
+
+class _Compared:
+    """Before and after by the same draws; after also with what is less sure there."""
+
+    def __init__(self, before: Twin, after: Twin, found: Calibration, cpu: bool) -> None:
+        self.before, self.after, self.found = before, after, found
+        prior = prior_of(before.deployment, cpu)
+        self.wider = unsure(before.deployment, after.deployment, prior)
+        there = prior_of(after.deployment, cpu and after.deployment.machine.name == before.deployment.machine.name)
+        self.fresh = {k: v for k, v in there.log_sd.items() if k not in prior.log_sd}
+        spec = after.deployment.speculation
+        self.guessed = spec is not None and spec != before.deployment.speculation
+        self.median = found.multipliers()
+
+    def pairs(self, a: Asked, o: Observed | None, n: int, run: Run) -> Pairs:
+        """``n`` draws at a load; what is drawn does not depend on which load it is."""
+        rng = np.random.default_rng([n, 5])
+        theta = self.found.draws(n, rng)
+        more = {k: rng.standard_normal(n) * sd for k, sd in self.wider.items()}
+        new = {k: rng.standard_normal(n) * sd for k, sd in self.fresh.items()}
+        chance = np.exp(rng.standard_normal(n) * CHANCE_SD)
+        joules = [t.joules(self.median, a) for t in (self.before, self.after)]
+        before, after = [], []
+        for i in range(n):
+            here = self.found.multipliers(theta[i])
+            load = a if o is not None else drawn_again(run, self.before, a, i)
+            before.append(_with_energy(self.before.outcome(here, load, i), joules[0]))
+            there = {k: v * math.exp(more[k][i]) if k in more else v for k, v in here.items()}
+            there |= {k: math.exp(v[i]) for k, v in new.items()}
+            twin = self.after.with_chance(float(chance[i])) if self.guessed else self.after
+            after.append(_with_energy(twin.outcome(there, load, i), joules[1]))
+        return Pairs(a.name, o.at if o is not None else a.at, theta, before, after)
+
+
+def drawn_again(run: Run, twin: Twin, a: Asked, seed: int) -> Asked:
+    """Another draw of a load that was not measured."""
+    base = twin.loads[-1]
+    return drawn(run, base, f"{a.mode}={a.target:g}", len(a.schedule), seed)
+
+
+def _with_energy(said: dict[str, float], power: float) -> dict[str, float]:
+    """Joules per token from the power of the median and the draw's own rate of tokens."""
+    rate = said.get("output_tokens_per_s", math.nan)
+    said["energy_j_per_token"] = power / rate if rate > 0 else math.nan
+    return said
+
+
+def _loads(run: Run, ask: Ask, twin: Twin) -> tuple[Asked, ...]:
+    if ask.load is None:
+        return twin.loads
+    mode, _, amount = ask.load.partition("=")
+    same = [a for a in twin.loads if a.mode == mode and amount and f"{a.target:g}" == amount.strip()]
+    return tuple(same[:1]) or (drawn(run, twin.loads[-1], ask.load),)
+
+
+def _measured(loads: Sequence[Asked], seen: Sequence[Observed]) -> list[Observed | None]:
+    by_name = {o.name: o for o in seen}
+    return [by_name.get(a.name) for a in loads]
+
+
+def _draws(loads: Sequence[Asked]) -> int:
+    rows = sum(len(a.schedule) for a in loads)
+    return max(LEAST_SEEDS, min(SEEDS, HEAVY // max(2 * rows, 1)))
+
+
+def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[str]:
+    before, after, found = base.deployment, compared.after.deployment, compared.found
+    out = [f"{a.name}: {a.note}" for a in loads if a.note]
+    if after.machine.name != before.machine.name:
+        out.append(f"{after.machine.name} was not measured: what the run told of {before.machine.name} holds there "
+                   "only in part, and the intervals are wider for it")  # fmt: skip
+    elif compared.wider:
+        out.append(f"the change makes these less sure than the run told: {', '.join(sorted(compared.wider))}")
+    if compared.guessed:
+        out.append("how many drafts this traffic would accept was not measured: published figures, drawn widely")
+    if base.cpu:
+        out.append("a processor has no fitted kernels: all it does is learnt from this run, from wide priors")
+    if found.silent:
+        out.append(f"measured but not simulated: {', '.join(found.silent[:4])}")
+    if not found.calibrated:
+        out.append("the figures rest on one load point and the prior, and are no calibration")
+    return out
+
+
+def _miss(m: Miss) -> dict[str, Any]:
+    p = m.predicted
+    return {"point": m.point, "metric": m.metric, "measured": m.measured, "predicted": p.median, "low": p.low,
+            "high": p.high, "error": m.error, "held_out": not m.seen, "from_points": m.from_points}  # fmt: skip
