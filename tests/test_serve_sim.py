@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.front_engine import BLOCK, Plain
+from whywait import app, simulating
+from whywait.analyze.latency import OK
+from whywait.cli import main, parser
 from whywait.core.lengths import Lengths
 from whywait.engines import detect, vllm
+from whywait.errors import EXIT_USAGE, UsageError
+from whywait.judge.calibrate import Prior, prior_only
 from whywait.net.dialect import ChatAnswer
+from whywait.physics.step import StepCost
 from whywait.probe.prometheus import canonical, page_facts, parse
-from whywait.sim import front_stream
+from whywait.sim import front_stream, kernel
+from whywait.sim.deployment import Deployment, Split
 from whywait.sim.front import Front, Service
 from whywait.sim.front_ask import Blocks, Refused, layout, read
+from whywait.sim.front_engine import Online, engines_of
 from whywait.sim.front_metrics import Histogram, Late, Now, Told
 from whywait.sim.front_pace import SLIP_NS, New, Pace, Step
+from whywait.sim.front_service import servable, service_of
+from whywait.sim.kernel_build import get
+from whywait.sim.state import (
+    KEEP_FULL,
+    KEEP_SHARE,
+    LLAMA_CPP,
+    SGLANG,
+    STATIC,
+    TRTLLM,
+    VLLM,
+    Load,
+    Pool,
+    Settings,
+)
+from whywait.verbs.serve_sim import _service
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 CONTEXT = 2048
@@ -532,3 +562,259 @@ def test_quantiles_of_lateness_are_bounds() -> None:
     h = Histogram((1, 2))
     h.observe(1, 3)
     assert list(h.lines("x", 'a="b"'))[:2] == ['x_bucket{a="b",le="1.0"} 3', 'x_bucket{a="b",le="2.0"} 3']
+
+
+# --- the kernel's engines underneath
+
+
+def load_of(n: int, seed: int, block: int) -> tuple[Load, list[list[int]]]:
+    """Requests in identical pairs that share beginnings with others, so that every block is known by content."""
+    rng = np.random.default_rng(seed)
+    arrive = np.cumsum(rng.exponential(0.02, n))
+    prompt, output, group = rng.integers(5, 600, n), rng.integers(1, 80, n), rng.integers(0, 6, n)
+    for column in (prompt, output, group):
+        column[1::2] = column[::2]
+    names: dict[tuple[int, int, int], int] = {}
+    chains = []
+    for i in range(n):
+        keys = ((int(group[i]), j, i // 2 if j >= 20 else 0) for j in range((prompt[i] + output[i]) // block))
+        chains.append([names.setdefault(key, len(names)) for key in keys])
+    at = np.concatenate(([0], np.cumsum([len(c) for c in chains])))
+    zero = np.zeros(n, np.int64)
+    priority = rng.integers(0, 3, n)
+    return Load(arrive, zero - 1, np.zeros(n), prompt, output, priority, zero, at,
+                np.array([x for c in chains for x in c])), chains  # fmt: skip
+
+
+COST = StepCost(
+    np.array([1, 64, 8192]), np.array([0.004, 0.005, 0.2]), 0.001, 0.0005, 1e-5, 1e-8, 0.0, 0, 1e-4, 1e-9, 0.0
+)
+POOLS = {
+    "vllm": Pool(VLLM, prefix_cache=True, blocks=400, max_seqs=32),
+    "preempts, by priority": Pool(VLLM, prefix_cache=True, blocks=120, max_seqs=32, priority=True),
+    "no prefix cache": Pool(VLLM, blocks=120, max_seqs=32),
+    "sglang": Pool(SGLANG, prefix_cache=True, blocks=300, max_seqs=32, reserve=KEEP_SHARE),
+    "trtllm": Pool(TRTLLM, prefix_cache=True, blocks=300, max_seqs=32, reserve=KEEP_FULL),
+    "llama.cpp": Pool(LLAMA_CPP, prefix_cache=True, blocks=400, max_seqs=8, reserve=KEEP_FULL),
+    "static": Pool(STATIC, blocks=2000, max_seqs=8),
+    "drafts": Pool(VLLM, prefix_cache=True, blocks=300, max_seqs=32, drafts=3, acceptance=(0.8, 0.6, 0.4)),
+    "tier": Pool(VLLM, prefix_cache=True, blocks=120, max_seqs=32, tier_blocks=(10_000,), tier_block_s=(1e-3,),
+                 tier_latency_s=(1e-4,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_stepped_one_by_one_the_kernel_gives_what_it_gives_in_one_go(name: str) -> None:
+    n, pool = 100, POOLS[name]
+    load, chains = load_of(n, 1, pool.block)
+    whole = kernel.run(load, [pool], [COST], Settings(seed=1, macro=False, steps=0))
+    engine = Online(pool, COST, 1, rows=n)
+    first, last, cached = np.full(n, np.nan), np.full(n, np.nan), np.full(n, -1)
+    got, preempted, now, k = np.zeros(n, int), 0, 0.0, 0
+    while True:
+        while k < n and load.arrive_s[k] <= now:
+            engine.add(New(k, int(load.prompt[k]), int(load.output[k]), chains[k], int(load.priority[k])), now)
+            k += 1
+        coming = float(load.arrive_s[k]) if k < n else float("inf")
+        step = engine.step(now)
+        if step is None or not (step.ids or step.prefill_tokens):
+            now = min(coming, now + step.took_s if step else float("inf"))
+            if now == float("inf"):
+                break
+            continue
+        preempted += step.preempted
+        now += step.took_s
+        for id, hit in step.scheduled:
+            cached[id] = hit
+        for id, count in zip(step.ids, step.tokens, strict=True):
+            first[id] = now if not got[id] else first[id]
+            got[id] += count
+            last[id] = now if got[id] == load.output[id] else last[id]
+    assert got.tolist() == load.output.tolist()
+    assert np.array_equal(first, whole.first_s)
+    assert np.array_equal(last, whole.last_s)
+    assert cached.tolist() == whole.cached.tolist()
+    assert preempted == whole.preempted.sum()
+
+
+@pytest.mark.parametrize("name", [n for n in POOLS if n != "static"])
+def test_who_leaves_gives_everything_back(name: str) -> None:
+    """Waiting, in prefill, decoding, loading: at the end all blocks are free, and the engine is as good as new."""
+    pool = POOLS[name]
+    load, chains = load_of(60, 2, pool.block)
+    rng = np.random.default_rng(3)
+    engine = Online(pool, COST, 1, rows=60)
+    now, there, ended, k = 0.0, set[int](), 0, 0
+    for _ in range(5000):
+        if k < 60 and rng.random() < 0.3:
+            engine.add(New(k, int(load.prompt[k]), int(load.output[k]), chains[k], int(load.priority[k])), now)
+            there.add(k)
+            k += 1
+        if there and rng.random() < 0.1:
+            gone = int(rng.choice(sorted(there)))
+            engine.drop(gone)
+            there.discard(gone)
+        step = engine.step(now)
+        now += step.took_s if step else 0.01
+        if step is None and k == 60:
+            break
+        for id, count in zip(step.ids, step.tokens, strict=True) if step else ():
+            assert id in there
+            load.output[id] -= count
+            if not load.output[id]:
+                there.discard(id)
+                ended += 1
+    assert step is None
+    assert not there
+    assert 10 < ended < 60
+    free = get(engine._w.engines, "free")[0]
+    assert free == pool.blocks
+    assert sorted(engine._free) == list(range(60 + pool.max_seqs))
+    engine.add(New(99, 100, 5, chains[0]), now)
+    got = 0
+    while step := engine.step(now):
+        now += step.took_s
+        got += sum(step.tokens)
+    assert got == 5
+
+
+def test_ids_of_blocks_are_used_again() -> None:
+    """Far more content than the cache holds: what was evicted frees its id, what is there is found."""
+    pool = Pool(VLLM, prefix_cache=True, blocks=40, max_seqs=4)
+    engine = Online(pool, COST, 1, rows=8)
+    now, hits = 0.0, 0
+    for i in range(1000):
+        numbers = [10 * (i // 2) + j for j in range(10)]  # each twice in a row
+        engine.add(New(i, 170, 1, numbers), now)
+        step = engine.step(now)
+        assert step is not None
+        now += step.took_s
+        hits += step.scheduled[0][1]
+    assert hits == 500 * 160
+    assert len(engine._chains._ids) <= 2 * 40 + 1024
+
+
+# --- a deployment
+
+
+def deployment(**more: Any) -> Deployment:
+    d = simulating.deployment_of("h200", "llama-3.1-8b")
+    return dataclasses.replace(d, **more)
+
+
+def test_what_a_deployment_serves() -> None:
+    d = servable(deployment())
+    said = service_of(d, label="modelled")
+    assert said.context == said.kv_blocks * said.block > 100_000
+    assert said.cache["num_gpu_blocks"] == str(said.kv_blocks)
+    assert service_of(d, "mine", 4096).context == 4096
+    assert service_of(d, "mine").model == "mine"
+    with pytest.raises(UsageError, match="more than"):
+        service_of(d, context=1 << 40)
+    uncut = dataclasses.replace(d, engine=dataclasses.replace(d.engine, chunked=False, token_budget=2048))
+    assert service_of(uncut).context == 2048
+    with pytest.raises(UsageError, match="prefill and decode"):
+        servable(deployment(split=Split(1, 1)))
+    by_token = dataclasses.replace(d.engine, block=1, kv_blocks=1600)
+    assert servable(deployment(engine=by_token)).engine.kv_blocks == 100
+
+
+def test_a_client_sees_what_the_simulator_says() -> None:
+    """Our own client's TTFT and TPOT of an 8B model on an H200, against the stamps of the simulation."""
+    d = servable(deployment())
+    front = Front(service_of(d, "m"), engines_of(d, 1))
+    thread = threading.Thread(target=front.server.run, daemon=True)
+    thread.start()
+    try:
+        result = app.measure(
+            app.Options(url=front.server.url, floor=False),
+            [app.Load("concurrency", c, requests=12) for c in (1, 4)],
+        )
+    finally:
+        front.server.stop()
+        thread.join()
+    run = result.run
+    assert run.manifest.engine["name"] == "vllm"
+    assert any("simulated" in doubt["what"] for doubt in run.manifest.doubts)
+    assert run.manifest.machine["engine_is_local"] is None
+    req = run.requests
+    assert (req["outcome"] == OK).all()
+    # The client may be late, never early: the stamps of the simulation are the truth.
+    decode_ms = (req["last_ns"] - req["first_ns"]) / 1e6
+    assert np.median(decode_ms - req["engine_decode_ns"] / 1e6) == pytest.approx(0, abs=20)
+    ttft = (req["first_ns"] - req["sent_ns"]) / 1e6
+    engine_ms = (req["engine_queue_ns"] + req["engine_prefill_ns"]) / 1e6
+    assert (ttft > engine_ms).all()
+    assert (
+        result.summary["points"][1]["output_tokens_per_s"]["value"]
+        > result.summary["points"][0]["output_tokens_per_s"]["value"]
+    )
+
+
+def test_the_verb_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "whywait",
+        "serve-sim",
+        "--machine",
+        "h200",
+        "--model",
+        "llama-3.1-8b",
+        "--speed",
+        "4",
+    ]
+    env = {**os.environ, "WHYWAIT_SIM": "python"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = line.split("/v1")[0]
+        assert "Ctrl-C" in line
+        host, port = url.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        connection.request(
+            "POST", CHAT, json.dumps({**message("hello"), "max_tokens": 3}), {"Content-Type": "application/json"}
+        )
+        said = json.loads(connection.getresponse().read())
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert said["usage"]["completion_tokens"] == 3
+    assert "modelled" in err
+    assert "prior only" in err
+    assert "1 requests" in err
+    assert "late by at most" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--host", "0.0.0.0"], "other machines"),
+        (["--layout", "pd=1:1"], "prefill and decode"),
+        (["--model", "lama-3.1-8b"], "lama"),
+        (["--port", "99999"], "cannot listen"),
+        (["--calibration", "nothing.json"], "nothing.json"),
+        (["--run", "nothing"], "nothing"),
+        (["--max-model-len", "999999999"], "max-model-len"),
+        (["--output-tokens", "many"], "many"),
+    ],
+)
+def test_the_verb_refuses_in_one_line(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve-sim", "--machine", "h200", "--model", "llama-3.1-8b", *flags]) == EXIT_USAGE
+    err = capsys.readouterr().err
+    assert why in err
+    assert "Traceback" not in err
+
+
+def test_a_kept_calibration_is_what_is_served(tmp_path: Path) -> None:
+    prior = Prior({"weights": 0.1, "reply": 0.1}, {"weights": 0.5, "reply": 1.0})
+    kept = prior_only(prior).save(tmp_path / "c.json")
+    args = parser().parse_args(
+        ["serve-sim", "--machine", "h200", "--model", "llama-3.1-8b", "--calibration", str(kept)]
+    )
+    d, rests_on = _service(args)
+    assert d.efficiency.weights == pytest.approx(np.exp(0.5))
+    assert d.engine.reply_s == pytest.approx(np.exp(1.0) * deployment().engine.reply_s)
+    assert str(kept) in rests_on

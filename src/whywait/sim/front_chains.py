@@ -1,7 +1,7 @@
 """Which KV blocks the requests in flight have in common: room for chains that come and go in the kernel's tables.
 
-The kernel knows shared blocks by small dense ids. Here such an id stands for a block's number for as long as that block is
-in the cache or in the chain of a request in flight; then it may stand for another.
+The kernel knows shared blocks by small dense ids. Here such an id stands for a block's number for as long as that block
+is in the cache or in the chain of a request in flight; then it may stand for another.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Chains:
         return self._free.pop() if self._free else NOBODY
 
     def _sweep(self) -> None:
-        """Frees the ids of blocks that are neither in the cache nor in flight: at least half, as there are twice as many as
+        """Frees the ids of blocks that are neither in the cache nor in flight: many, as there are twice as many ids as
         blocks."""
         nodes, held = self._nodes, self._held
         if COMPILED:

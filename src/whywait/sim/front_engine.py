@@ -36,6 +36,18 @@ def engines_of(d: Deployment, seed: int) -> list[Online]:
     return [Online(pool, cost, seed + i) for i in range(d.replicas)]
 
 
+def warm_up(d: Deployment) -> None:
+    """Runs what is compiled at its first call, on an engine of its own: requests that come, end and leave."""
+    engine = Online(pool_of(d, capacities_of(d)[0], 0), cost_of(d), rows=8)
+    for id, output in ((1, 2), (2, 50)):
+        engine.add(New(id, 20, output, (0, 1)), 0.0)
+    now = 0.0
+    for _ in range(5):
+        step = engine.step(now)
+        now += step.took_s if step else 0.0
+    engine.drop(2)
+
+
 class Online:
     """One engine. A row of the kernel's tables is used again when its request has ended."""
 

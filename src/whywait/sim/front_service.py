@@ -12,8 +12,8 @@ from whywait.sim.deployment import Deployment
 from whywait.sim.front import Service
 from whywait.sim.loads import capacities_of, efficiency_of
 
-#: Tokens of a block where the engine's own is smaller (SGLang and llama.cpp go token by token): a number for every token
-#: of every prompt would cost more time than this server has.
+#: Tokens of a block where the engine's own is smaller (SGLang and llama.cpp go token by token): a number for every
+#: token of every prompt would cost more time than this server has.
 LEAST_BLOCK = 16
 
 
@@ -42,15 +42,18 @@ def service_of(d: Deployment, name: str = "", context: int | None = None, label:
         UsageError: it does not fit, or ``context`` is more than fits.
     """
     space = capacities_of(d)[0]
-    limit = context or d.engine.max_context
-    if context and context > space.tokens:
-        raise UsageError(f"--max-model-len {context} is more than the KV space of {space.tokens:,} tokens holds",
-                         f"at most {space.tokens}, or more devices")  # fmt: skip
+    e, drafts = d.engine, d.speculation.drafts if d.speculation else 0
+    most = space.tokens - drafts
+    if not e.chunked and e.policy not in ("sglang", "static"):  # a prompt, and one that comes again, is one step's work
+        most = min(most, e.token_budget)
+    if context and context > most:
+        raise UsageError(f"--max-model-len {context}: more than {most} does not fit in KV space and a step's tokens",
+                         f"at most {most}; or more devices, a larger --token-budget")  # fmt: skip
     engine, frontend = d.engine, efficiency_of(d).frontend
     tiers = sum(tier.bytes for tier in d.tiers) / kv_bytes_per_token(d.model, d.precision.kv, d.layout)[1]
     return Service(
         model=name or d.model.name,
-        context=min(limit or space.tokens, space.tokens),
+        context=min(context or e.max_context or most, most),
         block=engine.block,
         kv_blocks=space.blocks + int(tiers // engine.block),
         prefix_cache=engine.prefix_cache,

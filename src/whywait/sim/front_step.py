@@ -1,4 +1,4 @@
-"""One engine of the kernel, step by step, with requests that come and go: what is run between two looks at the clock."""
+"""One engine of the kernel, step by step, with requests that come and go."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def receive(w: World, row: int, at: float) -> None:
 
 @entry
 def begin_step(w: World, at: float, gone: I8) -> int:
-    """Plans the step that begins ``at``; whether there is one. Loads from a tier that are there by then come first; ``gone``
-    (n,) marks rows that were dropped while they were loading."""
+    """Plans the step that begins ``at``; whether there is one. Loads from a tier that are there by then come first;
+    ``gone`` (n,) marks rows that were dropped while they were loading."""
     clock, eng = w.clock[0], w.engines[0]
     clock.now, eng.t = at, at
     while clock.events > 0 and w.heap[0].at <= at:
@@ -41,7 +41,7 @@ def begin_step(w: World, at: float, gone: I8) -> int:
 
 @entry
 def tell(w: World, given: I8, rows: I8, tokens: I8, fresh: I8) -> tuple[int, int]:
-    """Of the step in flight: ``rows`` that get ``tokens`` at its end, and rows that were scheduled by it for the first time
+    """Of the step in flight: ``rows`` that get ``tokens`` at its end, and rows that it schedules for the first time
     (``fresh``); how many of each. ``given`` (n,) are tokens that a row has had so far; kept here."""
     eng = w.engines[0]
     count, new = 0, 0
@@ -86,7 +86,7 @@ def drop(w: World, row: int) -> int:
     one = w.requests[row]
     level = w.levels[0, one.level]
     before, at = NOBODY, level.head if eng.waiting > 0 else NOBODY
-    while at != NOBODY and at != row:
+    while at != NOBODY and at != row:  # noqa: PLR1714 - to be compiled
         before, at = at, w.requests[at].follow
     if at == NOBODY:
         return 0
