@@ -58,8 +58,8 @@ def serve_sim(args: argparse.Namespace) -> int:
     stderr(label)
     stderr(f"{simulating.KNOWN_ERROR}; nothing here was measured on that machine")
     pace = "" if args.speed == 1 else f", {args.speed:g} times as fast"
-    stderr(f"{d.replicas} × {service.kv_blocks * service.block:,} tokens of KV; a request has {service.context:,} at most,"
-           f" 4 bytes each{pace}")  # fmt: skip
+    space = f"{d.replicas} × {service.kv_blocks * service.block:,} tokens of KV"
+    stderr(f"{space}; a request has at most {service.context:,}; 4 bytes are a token{pace}")
     print(f"{front.server.url}/v1 serves {service.model}; stop with Ctrl-C", flush=True)
     _ready_for_many()
     with stopped_by_signals(front.server.stop):
