@@ -722,7 +722,7 @@ def test_what_a_deployment_serves() -> None:
 def test_a_client_sees_what_the_simulator_says() -> None:
     """Our own client's TTFT and TPOT of an 8B model on an H200, against the stamps of the simulation."""
     d = servable(deployment())
-    front = Front(service_of(d, "m"), engines_of(d, 1))
+    front = Front(dataclasses.replace(service_of(d, "m"), speed=3.0), engines_of(d, 1))
     thread = threading.Thread(target=front.server.run, daemon=True)
     thread.start()
     try:

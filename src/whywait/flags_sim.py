@@ -72,6 +72,7 @@ def what_if(p: argparse.ArgumentParser) -> None:
 def serve_sim(p: argparse.ArgumentParser) -> None:
     _deployment(p)
     p.add_argument("--run", metavar="RUN", help="the service of this run, calibrated on it, with --apply and the like")
+    p.add_argument("--baseline", metavar="LIST", help="with --run: what it does not tell: model=…,machine=h100,tp=4")
     p.add_argument("--calibration", metavar="FILE", help="efficiencies that what-if --calibration kept")
     p.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")
     p.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="of this machine only (default 127.0.0.1)")

@@ -85,7 +85,7 @@ def _service(args: argparse.Namespace) -> tuple[Deployment, str]:
     seen = observed(run)
     if not seen:
         raise UsageError(f"no request of {args.run} ended well", "whywait show says what happened")
-    base = baseline_of(run)
+    base = baseline_of(run, args.baseline or "")
     twin = Twin(base.deployment, tuple(asked(run, o) for o in seen), dict(run.manifest.slo))
     stderr(f"calibrating on {args.run}, {len(seen)} load points")
     found = calibrate(points_of(seen), twin.predict, prior_of(base.deployment, base.cpu))
