@@ -60,6 +60,7 @@ MAY: dict[str, set[str]] = {
         "finding",
         "probing",
         "simulating",
+        "twin",
         "whatif",
         "observing",
         "reading",
