@@ -1,4 +1,4 @@
-"""The kernel compiled and as plain Python: one source, the same bits. And one engine at true pace is one of a whole run."""
+"""The kernel compiled and as plain Python: the same bits. And one engine at true pace is as one of a whole run."""
 
 from __future__ import annotations
 

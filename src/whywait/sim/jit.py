@@ -16,8 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 try:
     if os.environ.get("WHYWAIT_SIM") == "python":
         raise ImportError
-    import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    from numba.core import caching  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import numba
+    from numba.core import caching
 
     COMPILED = True
 except ImportError:
@@ -48,8 +48,8 @@ def entry(function: F) -> F:
 
 
 def _compiled(function: F, inner: bool) -> F:
-    # Nothing here allocates: without reference counts calls are several times cheaper.
-    options = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+    # Nothing here allocates, and without reference counts calls are several times cheaper.
+    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
     try:
         compiled: Any = numba.njit(cache=True, **options)(function)
         cache = compiled._cache

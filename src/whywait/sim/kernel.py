@@ -129,7 +129,7 @@ def never_fits(eng: Engine, one: Request) -> bool:
         uncut = one.prompt if eng.reserve == KEEP_FULL else whole  # as a preempted one comes again
         if uncut > eng.token_budget:
             return True
-    return blocks_of(eng, whole + eng.drafts) > eng.blocks  # type: ignore[no-any-return]
+    return blocks_of(eng, whole + eng.drafts) > eng.blocks
 
 
 @jit

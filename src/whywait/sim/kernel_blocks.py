@@ -24,7 +24,7 @@ def blocks_of(eng: Engine, tokens: int) -> int:
 @jit
 def held_at(eng: Engine, slot: Slot, counter: int) -> int:
     """Blocks of a decoder after that many decode steps, those for drafts included."""
-    return blocks_of(eng, ((slot.base + slot.grow * counter) >> SHIFT) + eng.drafts)  # type: ignore[no-any-return]
+    return blocks_of(eng, ((slot.base + slot.grow * counter) >> SHIFT) + eng.drafts)
 
 
 @jit

@@ -29,15 +29,15 @@ from whywait.sim.state import KEEP_FULL, SGLANG
 @jit
 def whole(eng: Engine, one: Request) -> int:
     """Blocks of a request with all of its answer."""
-    return blocks_of(eng, one.prompt + one.output + eng.drafts)  # type: ignore[no-any-return]
+    return blocks_of(eng, one.prompt + one.output + eng.drafts)
 
 
 @jit
 def wanted(eng: Engine, one: Request) -> int:
     """Blocks that admission wants to have for it."""
     if eng.reserve == KEEP_FULL:
-        return whole(eng, one)  # type: ignore[no-any-return]
-    return blocks_of(eng, one.prompt + one.made)  # type: ignore[no-any-return]
+        return whole(eng, one)
+    return blocks_of(eng, one.prompt + one.made)
 
 
 @jit

@@ -108,7 +108,7 @@ def reached(eng: Engine, at: float) -> int:
             high = middle
         else:
             low = middle
-    return high  # type: ignore[no-any-return]
+    return high
 
 
 @jit

@@ -123,4 +123,4 @@ def fits(w: World, eng: Engine, one: Request, tokens: int, there: int) -> bool:
         spare -= eng.promised
     if eng.running > 0:
         spare -= eng.watermark
-    return need - there <= spare  # type: ignore[no-any-return]
+    return need - there <= spare

@@ -36,7 +36,7 @@ def plan_sglang(w: World, eng: Engine) -> None:
 @jit
 def ratio(eng: Engine) -> float:
     """Share of the answers still to come that admission keeps room for."""
-    return max(eng.ratio_min, eng.ratio - eng.ratio_decay * (eng.counter - eng.ratio_at))  # type: ignore[no-any-return]
+    return max(eng.ratio_min, eng.ratio - eng.ratio_decay * (eng.counter - eng.ratio_at))
 
 
 @jit
