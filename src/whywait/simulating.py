@@ -23,6 +23,7 @@ from whywait.physics.layout import Precision
 from whywait.sim import techniques
 from whywait.sim.capacity import check_layout, smallest_tp
 from whywait.sim.catalog import machine_named, model_named
+from whywait.sim.changes import as_published
 from whywait.sim.deployment import Deployment
 from whywait.sim.draws import basis, prior_draws
 from whywait.sim.engines import engine_of
@@ -126,7 +127,7 @@ def precision_of(arch: Arch, device: machines.Accelerator, name: str | None) -> 
     narrow = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}.get(found.weights)
     if narrow and "compute" not in parts and plain and compute != narrow:
         found = dataclasses.replace(found, compute=narrow)  # asked for: capacity refuses it with what there is
-    return found
+    return as_published(arch, found)
 
 
 def describe(d: Deployment) -> str:
