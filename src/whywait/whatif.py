@@ -19,7 +19,7 @@ import numpy as np
 from whywait.analyze.observed import Observed, observed
 from whywait.core.run import Run
 from whywait.errors import UsageError
-from whywait.judge.calibrate import Calibration, Knobs
+from whywait.judge.calibrate import Calibration, Knobs, family
 from whywait.judge.calibrate_check import Check, Miss, check, helps
 from whywait.judge.calibrate_claims import Claim, Pairs, claims, headline
 from whywait.judge.calibrate_fit import calibrate
@@ -251,7 +251,16 @@ class _Compared:
             there |= {k: math.exp(v[i]) for k, v in new.items()}
             twin = self.after.with_chance(float(chance[i])) if self.guessed else self.after
             after.append(_with_energy(twin.outcome(there, load, i), joules[1]))
-        return Pairs(a.name, o.at if o is not None else a.at, theta, before, after)
+        return Pairs(a.name, o.at if o is not None else a.at, theta, before, after, _sampling(o))
+
+
+def _sampling(o: Observed | None) -> dict[str, float]:
+    """Log-sd of a measured point's figures by family: of the least sure one that is not a tail."""
+    out: dict[str, float] = {}
+    for metric, figure in (o.figures if o is not None else {}).items():
+        if not metric.endswith(".p90"):
+            out[family(metric)] = max(out.get(family(metric), 0.0), figure.log_se)
+    return out
 
 
 def drawn_again(run: Run, twin: Twin, a: Asked, seed: int) -> Asked:

@@ -82,7 +82,8 @@ class Knobs:
     ``guess`` is the discrepancy before any residual was seen, ``floor`` the least that is believed afterwards;
     ``doubt`` the log-sd of that guess. ``length`` is the distance in log load over which the discrepancy forgets
     1 − 1/e of itself, ``alike`` its correlation between two metrics of a family. ``tail`` are the degrees of freedom of
-    the predictions, ``outlier`` those of single residuals. ``changed`` is what a changed deployment adds to a ratio.
+    the predictions, ``outlier`` those of single residuals. ``changed`` is what a changed deployment adds to a ratio,
+    ``again`` what two measurements of the same service differ by beyond their sampling.
     """
 
     guess: Mapping[str, float] = field(default_factory=lambda: {"tpot_ms": 0.06, "ttft_ms": 0.15, "prefill_ms": 0.25})
@@ -94,6 +95,7 @@ class Knobs:
     alike: float = 0.7
     tail: float = 6.0
     outlier: float = 4.0
+    again: float = 0.03
     rounds: int = 8  # steps of the search at most
 
     def guessed(self, metric: str) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from whywait.judge.calibrate import Calibration, Vector
+from whywait.judge.calibrate import Calibration, Vector, family
 from whywait.judge.calibrate_check import Interval, spread
 
 BETTER, WORSE, SAME, UNDECIDED = "better", "worse", "same", "undecided"
@@ -30,9 +30,9 @@ FEW = 1 / 3  # of the draws: a figure that more of them could not give is not cl
 @dataclass(frozen=True)
 class Claim:
     """One figure at one load. ``measured`` is None where it was not measured (another load, or no reading);
-    ``simulated`` the baseline as simulated; ``after`` the what-if: measured × change where there is a measurement, else
-    as simulated with what is known of the discrepancy. ``change`` is the ratio after / before with its 80 % interval.
-    ``why`` says why it is undecided, where that is not the interval."""
+    ``simulated`` the baseline as simulated; ``after`` what measuring the what-if would show: measured × change where
+    there is a measurement, else as simulated with what is known of the discrepancy. ``change`` is the ratio after /
+    before with its 80 % interval. ``why`` says why it is undecided, where that is not the interval."""
 
     load: str
     metric: str
@@ -55,13 +55,14 @@ class Claim:
 @dataclass(frozen=True)
 class Pairs:
     """Outcomes of the same draws before and after: a mapping per draw. ``theta`` (draws × parameters) are theirs, and
-    ``at`` says where the load lies."""
+    ``at`` says where the load lies. ``noise`` is the sampling error of what was measured there, log-sd by family."""
 
     load: str
     at: tuple[float, ...]
     theta: Vector
     before: Sequence[Mapping[str, float]]
     after: Sequence[Mapping[str, float]]
+    noise: Mapping[str, float] = field(default_factory=dict)
 
 
 def claims(
@@ -110,10 +111,12 @@ def _claim(found: Calibration, pairs: Pairs, name: str, measured: float | None, 
     off, sd = found.offset(metric, pairs.at, pairs.theta[known])
     wrong = error_of_change(a - b, found.knobs.change(metric)) if changed else 0.0
     simulated, change = spread(b, 0.0, found.knobs.tail), spread(a - b, wrong, found.knobs.tail)
-    if measured:
-        absolute = Interval(measured * change.median, measured * change.low, measured * change.high)
+    again = found.knobs.again
+    if measured:  # as measured, and then measured again
+        sampling = math.hypot(pairs.noise.get(family(name), again), pairs.noise.get(family(name), again))
+        absolute = spread(a - b + math.log(measured), math.hypot(wrong, sampling, again), found.knobs.tail)
     else:
-        absolute = spread(a + off, math.hypot(sd, wrong), found.knobs.tail)
+        absolute = spread(a + off, math.hypot(sd, wrong, again), found.knobs.tail)
     state, why = state_of(name, change)
     return Claim(pairs.load, name, measured, simulated, absolute, change, state, why)
 

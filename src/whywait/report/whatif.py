@@ -145,7 +145,7 @@ def _error(e: Mapping[str, Any] | None) -> str:
     if e is None:
         return "–"
     outside = e["held_out"] and not e["low"] <= e["measured"] <= e["high"]
-    return f"{100 * e['error']:+.0f} %{' *' if outside else ''}"
+    return f"{_signed(e['error'])} %{' *' if outside else ''}"
 
 
 def _claims(load: str, found: Sequence[Mapping[str, Any]]) -> Table:
@@ -181,13 +181,19 @@ def _range(x: Mapping[str, float], show: Show) -> str:
 
 
 def _change(ratio: float) -> str:
-    return f"× {number(ratio)}" if ratio > 3 else f"{100 * (ratio - 1):+.0f} %"
+    return f"× {number(ratio)}" if ratio > 3 else f"{_signed(ratio - 1)} %"
 
 
 def _changes(x: Mapping[str, float]) -> str:
     if x["high"] > 3:
         return f"× {number(x['low'])} … {number(x['high'])}"
-    return f"{100 * (x['low'] - 1):+.0f} … {100 * (x['high'] - 1):+.0f}"
+    return f"{_signed(x['low'] - 1)} … {_signed(x['high'] - 1)}"
+
+
+def _signed(share: float) -> str:
+    """Whole percents with their sign; none without one."""
+    said = f"{100 * share:+.0f}"
+    return "0" if said in ("+0", "-0") else said
 
 
 def promised(found: Mapping[str, Any]) -> list[str]:
