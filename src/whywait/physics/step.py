@@ -21,7 +21,7 @@ from whywait.physics.ops import Operations, operations
 from whywait.physics.rooflines import READ
 
 Floats = NDArray[np.float64]
-_GRID = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640,
+_GRID = np.array([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640,
                   768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384,
                   24576, 32768, 65536, 131072], dtype=np.int64)  # fmt: skip
 _LINEAR_SHARE = 0.15  # of the rate that chunked recurrences reach; not in the tables: a guess
@@ -149,12 +149,14 @@ def step_parts(  # noqa: PLR0917
         if p.rows == "sequences":  # however many tokens a prompt has, its output table is asked for one row
             once, more = (np.reshape(kernels.product(p, np.array([m])), 5) * p.times for m in (1.0, float(_HEAD_ROWS)))
             each = (more - once) / (_HEAD_ROWS - 1) / ways
-            found["step"] += once
+            found["step"] += once - each
             found["seq"] += each * tokens_per_seq
             found["prefill_seq"] += each
     linear = _linear(ops, kernels, layout) + np.outer(found["token"] + unit[HOST] * e.token * host["token_s"], _GRID)
     window = arch.window if arch.window_layers else arch.index_top
-    return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * host["prefill_step_s"], found["seq"],
+    # Outside of a graph devices are launched one by one, and every collective waits for the last.
+    prompts = host["prefill_step_s"] + host["skew_s"] * sum(c.times for c in ops.collectives)
+    return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * prompts, found["seq"],
                      found["kv"], found["window"], window, found["prefill_seq"], found["pair"], found["window_pair"],
                      e.step * host["floor_s"], e.sequence * host["floor_seq_s"])  # fmt: skip
 

@@ -120,6 +120,8 @@ def _sizes(d: Deployment, layout: Layout, request: float | None = None) -> Capac
     weights = weights_bytes(a, d.precision, layout)
     width = a.hidden + max(a.inter, a.expert_inter * max(a.chosen, 1) + a.shared_inter) / layout.tp
     working = OVERHEAD_BYTES + ACTIVATION_COPIES * 2 * min(e.token_budget, 65536) * width
+    if e.policy == "sglang":  # its share leaves the activations out already
+        working = OVERHEAD_BYTES
     if d.speculation is not None and d.speculation.kind == "draft":
         working += 0.03 * weights  # an EAGLE head is one layer and a language head of its own
     each = _per_token(d, layout, request or USUAL_TOKENS)

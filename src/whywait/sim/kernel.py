@@ -9,6 +9,7 @@ from typing import Any
 from whywait.physics.step import StepCost
 from whywait.sim.cache import give_back, register
 from whywait.sim.handover import enter_handed, grant, handed, park, wake
+from whywait.sim.inbox import lay_by, note_steps, take_in
 from whywait.sim.jit import entry, jit
 from whywait.sim.kernel_access import due_at, engine, event_at, order, request, running, seat
 from whywait.sim.kernel_blocks import blocks_of, grow
@@ -117,7 +118,10 @@ def receive(w: World, row: int, at: float) -> None:
         ended(w, row, at)
         return
     one.replica = eng.id
-    push_back(w, eng, row)
+    if eng.ahead == 1 or eng.receive_every > 1:
+        lay_by(w, eng, row)
+    else:
+        push_back(w, eng, row)
     wake(eng, at, False)
 
 
@@ -137,6 +141,8 @@ def never_fits(eng: Engine, one: Request) -> bool:
 def start(w: World, eng: Engine) -> None:
     """Plans the next step and sets it going, if there is anything to do."""
     eng.seqs, eng.tokens, eng.pairs, eng.window_pairs = 0, 0, 0, 0
+    if eng.inbox > 0:
+        take_in(w, eng)
     if eng.running + eng.waiting == 0:
         eng.mode = IDLE
         eng.ratio, eng.ratio_at = eng.ratio_start, eng.counter
@@ -144,6 +150,8 @@ def start(w: World, eng: Engine) -> None:
     if eng.role == DECODE:
         enter_handed(w, eng)
     plan(w, eng)
+    if eng.inbox > 0:
+        eng.again = 1
     if eng.prefilling > 0:
         count_prompts(w, eng)
     if eng.seqs == 0 and eng.decodes == 0:
@@ -169,6 +177,8 @@ def count_prompts(w: World, eng: Engine) -> None:
 def commit(w: World, eng: Engine) -> None:
     """The steps in flight have ended: tokens are out, prompts have moved on, some sequences leave."""
     record(w, eng)
+    if eng.ahead == 1 or eng.receive_every > 1:
+        note_steps(eng)
     eng.t = eng.end
     if eng.decodes == 1:
         eng.made += eng.decoding * eng.n

@@ -39,7 +39,7 @@ _COST = ("step_s", "prefill_step_s", "seq_s", "kv_s", "window_s", "window", "pre
          "floor_s", "floor_seq_s")  # fmt: skip
 _LIMITS = ("policy", "max_seqs", "token_budget", "chunked", "blocks", "block", "reserve", "priority", "prefix_cache",
            "max_context", "prompt_tokens", "long_prompt", "mixed", "whole_prompt", "evict", "drafts", "draft_share",
-           "ratio_min", "ratio_decay", "reply_s")  # fmt: skip
+           "ahead", "wait_steps", "wait_share", "receive_every", "ratio_min", "ratio_decay", "reply_s")  # fmt: skip
 
 
 def put(table: Any, place: Any, values: dict[str, Any]) -> None:

@@ -70,6 +70,10 @@ class Engine:
     whole_prompt: int = 1
     watermark: int = 0  # blocks
     evict: int = 0
+    ahead: int = 0
+    wait_steps: int = 0
+    wait_share: float = 0.0
+    receive_every: int = 1
     drafts: int = 0
     tiers: int = 0
     draft_share: float = 0.0
@@ -111,6 +115,13 @@ class Engine:
     ctx_grow: int = 0
     blocked: int = 0  # nothing waiting can start before something ends
     again: int = 0  # plan after one step
+    inbox: int = 0  # requests that came and were not seen yet, chained from …
+    inbox_head: int = NOBODY
+    inbox_tail: int = NOBODY
+    seen: float = 0.0  # what came by then is seen
+    begun: float = 0.0  # when the last step began
+    unlooked: int = 0  # decode steps since the last look
+    waited: int = 0  # steps that prompts have been put off for
     full: int = 0  # SGLang: no admission until a sequence leaves
     ratio: float = 0.0  # … of the answers to keep room for, as of step ``ratio_at``
     ratio_at: int = 0

@@ -197,7 +197,8 @@ def pool_of(d: Deployment, c: Capacity, number: int) -> Pool:
     return Pool(
         policy=POLICY[e.policy], max_seqs=e.max_seqs, token_budget=e.token_budget, chunked=e.chunked, blocks=c.blocks,
         block=e.block, reserve=RESERVE[e.reserve], priority=e.priority, prefix_cache=e.prefix_cache,
-        max_context=e.max_context, drafts=spec.drafts if spec and decodes else 0,
+        max_context=e.max_context, ahead=e.ahead, wait_steps=e.wait_steps, wait_share=e.wait_share,
+        receive_every=e.receive_every, drafts=spec.drafts if spec and decodes else 0,
         acceptance=spec.acceptance if spec and decodes else (),
         draft_share=spec.draft_share if spec and decodes else 0.0,
         frontend_s=e.frontend_s * efficiency_of(d).frontend if number == 0 else 0.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from whywait.sim.cache import cached_blocks
 from whywait.sim.handover import load_below
+from whywait.sim.inbox import put_off
 from whywait.sim.jit import jit
 from whywait.sim.kernel_access import request, running
 from whywait.sim.kernel_blocks import blocks_of, growth
@@ -30,11 +31,12 @@ def plan_mixed(w: World, eng: Engine) -> None:
     if eng.prefilling > 0:
         budget = continue_prompts(w, eng, budget)
     short = eng.preemptions > before
-    if not short and eng.waiting > 0:
+    off = eng.waiting > 0 and put_off(w, eng, budget)
+    if not short and not off and eng.waiting > 0:
         admit_waiting(w, eng, budget)
     eng.decodes = 1 if eng.decoding > 0 else 0
-    eng.blocked = 1 if eng.waiting > 0 and not short else 0
-    eng.again = 1 if short else 0
+    eng.blocked = 1 if eng.waiting > 0 and not short and not off else 0
+    eng.again = 1 if short or off else 0
 
 
 @jit

@@ -46,7 +46,7 @@ def route(w: World, row: int, at: float) -> int:
 
 @jit
 def busy(eng: Engine) -> int:
-    return eng.running + eng.waiting
+    return eng.running + eng.waiting + eng.inbox
 
 
 @jit

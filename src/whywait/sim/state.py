@@ -53,6 +53,10 @@ class Pool(NamedTuple):
     long_prompt: int = 0  # vLLM's long_prefill_token_threshold: most tokens of one prompt in a step; 0: no limit
     mixed: bool = False  # SGLang's --enable-mixed-chunk
     whole_prompt: bool = True  # vLLM admits a prompt only when all of it fits
+    ahead: bool = False  # plans a step when the one before begins: sees only what had come by then
+    wait_steps: int = 0  # steps that new prompts are put off for while a sequence decodes and …
+    wait_share: float = 0.0  # … all that wait fill less than this share of token_budget
+    receive_every: int = 1  # decode steps between two looks for new requests
     watermark: float = 0.0  # share of the blocks that admission leaves free
     ratio: float = 0.7  # SGLang: share of the answers still to come that admission keeps room for, at first …
     ratio_min: float = 0.098  # … at least …
