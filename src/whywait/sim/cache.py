@@ -1,60 +1,211 @@
-"""KV blocks of an engine: how many sequences hold, how many decoding will take."""
+"""KV blocks of an engine: taken, given back, shared by content, kept while idle, moved down a tier.
+
+Shared blocks are known by id and counted; private ones only by number. Freed blocks stay idle, last block first, until
+their room is needed, so that private ones push shared ones out as they do in the engines.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from whywait.sim.cache_list import append, drop, rest, unlink, wake_block
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import SHIFT, Engine, Room, Slot
-from whywait.sim.state import KEEP_FULL
+from whywait.sim.kernel_state import NOBODY, Cache, Engine, Request, Slot
+from whywait.sim.state import FIFO, LRU
 
 
 @jit
-def running(room: Room, eng: Engine, k: int) -> Slot:
-    """The k-th sequence in order of admission."""
-    return room.slots[eng.id, room.order[eng.id, k]]  # type: ignore[no-any-return]
+def take(cache: Cache, requests: Any, eng: Engine, blocks: int) -> None:
+    """``blocks`` free blocks for new content; what they kept is gone, or goes down a tier."""
+    eng.free -= blocks
+    if eng.prefix_cache == 0:
+        return
+    blank = min(eng.blank, blocks)
+    eng.blank -= blank
+    blocks -= blank
+    while blocks > 0:
+        if eng.evict != LRU:
+            evict(cache, eng, drop(cache, eng, 0))
+            blocks -= 1
+            continue
+        node = eng.oldest
+        if node < eng.shared:
+            unlink(cache.nodes, eng, eng.id, node)
+            evict(cache, eng, node)
+            blocks -= 1
+        else:
+            run = cache.nodes[eng.id, node]
+            part = min(run.size, blocks)
+            run.size -= part
+            blocks -= part
+            if run.size == 0:
+                retire_run(cache.nodes, requests, eng, node)
 
 
 @jit
-def blocks_of(eng: Engine, tokens: int) -> int:
-    return (tokens + eng.block - 1) // eng.block
+def evict(cache: Cache, eng: Engine, node: int) -> None:
+    """An idle shared block loses its place on the device."""
+    cache.nodes[eng.id, node].use = -1
+    if eng.tiers > 0:
+        sink(cache, eng, node, 1)
 
 
 @jit
-def held_at(eng: Engine, slot: Slot, counter: int) -> int:
-    """Blocks of a decoder after that many decode steps, those for drafts included."""
-    return blocks_of(eng, ((slot.base + slot.grow * counter) >> SHIFT) + eng.drafts)
+def sink(cache: Cache, eng: Engine, node: int, level: int) -> None:
+    """Into tier ``level``; what that pushes out goes one further, and past the last is gone."""
+    nodes, e = cache.nodes, eng.id
+    while level <= eng.tiers:
+        tier = cache.tiers[e, level - 1]
+        if tier.blocks > 0:
+            append(nodes, tier, e, node)
+            nodes[e, node].tier = level
+            tier.count += 1
+            if tier.count <= tier.blocks:
+                return
+            node = tier.oldest
+            rise(cache, eng, node)
+        level += 1
 
 
 @jit
-def growth(room: Room, eng: Engine, n: int) -> int:
-    """Blocks that all decoders need for their next ``n`` steps."""
-    if eng.decoding == 0 or eng.reserve == KEEP_FULL:
-        return 0
-    if eng.drafts > 0:
-        total = 0
-        for k in range(eng.running):
-            slot = running(room, eng, k)
-            if slot.decoding == 1:
-                total += held_at(eng, slot, eng.counter + n) - slot.held
-        return total
-    whole, rest = n // eng.block, n % eng.block
-    total = whole * eng.decoding
-    if rest > 0:
-        at = eng.block - 1 - eng.counter % eng.block
-        for _ in range(rest):
-            total += room.phase[eng.id, at]
-            at = at - 1 if at > 0 else eng.block - 1
-    return total
+def rise(cache: Cache, eng: Engine, node: int) -> None:
+    """Out of its tier."""
+    one = cache.nodes[eng.id, node]
+    tier = cache.tiers[eng.id, one.tier - 1]
+    unlink(cache.nodes, tier, eng.id, node)
+    tier.count -= 1
+    one.tier = 0
 
 
 @jit
-def grow(room: Room, eng: Engine, n: int) -> None:
-    """Takes those blocks; the counter moves on by ``n``."""
-    need = growth(room, eng, n)
-    eng.counter += n
-    if need > 0:
-        eng.free -= need
-        if eng.drafts > 0:
-            for k in range(eng.running):
-                slot = running(room, eng, k)
-                if slot.decoding == 1:
-                    slot.held = held_at(eng, slot, eng.counter)
+def retire_run(nodes: Any, requests: Any, eng: Engine, node: int) -> None:
+    """An idle run is used up or taken back."""
+    run = nodes[eng.id, node]
+    unlink(nodes, eng, eng.id, node)
+    if run.owner != NOBODY:
+        requests[run.owner].run = NOBODY
+        run.owner = NOBODY
+    run.behind = eng.runs
+    eng.runs = node
+
+
+@jit
+def idle_run(cache: Cache, requests: Any, eng: Engine, blocks: int, owner: int) -> None:
+    """Freed private blocks stay idle as a run; ``owner``, a preempted row, may take them back."""
+    if blocks == 0:
+        return
+    if eng.evict != LRU:
+        eng.blank += blocks
+        return
+    nodes, e = cache.nodes, eng.id
+    last = eng.newest
+    if owner == NOBODY and last >= eng.shared and nodes[e, last].owner == NOBODY:
+        nodes[e, last].size += blocks
+        return
+    node = eng.runs
+    if node == NOBODY:  # more runs than were foreseen: their content is forgotten
+        eng.blank += blocks
+        return
+    eng.runs = nodes[e, node].behind
+    append(nodes, eng, e, node)
+    nodes[e, node].size = blocks
+    nodes[e, node].owner = owner
+    if owner != NOBODY:
+        requests[owner].run = node
+
+
+@jit
+def give_back(cache: Cache, requests: Any, eng: Engine, row: int, blocks: int, resumes: bool) -> None:
+    """All ``blocks`` of a sequence, the last first; where it resumes it may find them again."""
+    if eng.prefix_cache == 0:
+        eng.free += blocks
+        return
+    one = requests[row]
+    known = min(one.chain_n, blocks)
+    private = blocks - known
+    owner = row if resumes else NOBODY
+    for j in range(known - 1, -1, -1):
+        at = one.chain_at + j
+        if cache.mine[at] == 0:
+            private += 1
+            owner = NOBODY
+            continue
+        eng.free += private
+        idle_run(cache, requests, eng, private, owner)
+        private, owner = 0, NOBODY
+        cache.mine[at] = 0
+        shared = cache.nodes[eng.id, cache.chain[at]]
+        shared.use -= 1
+        if shared.use == 0:
+            eng.free += 1
+            rest(cache, eng, cache.chain[at])
+    eng.free += private
+    idle_run(cache, requests, eng, private, owner)
+
+
+@jit
+def register(cache: Cache, eng: Engine, one: Request, slot: Slot, tokens: int) -> None:
+    """The first ``tokens`` of a sequence are (or will be with this step) computed: its whole blocks may be shared."""
+    if eng.prefix_cache == 0:
+        return
+    for j in range(slot.own, min(one.chain_n, tokens // eng.block)):
+        at = one.chain_at + j
+        shared = cache.nodes[eng.id, cache.chain[at]]
+        if shared.use < 0:
+            if shared.tier > 0:
+                rise(cache, eng, cache.chain[at])
+            shared.use = 1
+            cache.mine[at] = 1
+            if eng.evict == FIFO:
+                eng.stamp += 1
+                shared.key = eng.stamp
+        slot.own = j + 1
+
+
+@jit
+def cached_blocks(cache: Cache, eng: Engine, one: Request, tokens: int) -> tuple[int, int, int]:
+    """Leading blocks of a prompt of ``tokens`` that need not be computed: on the device, of these idle ones, and after them in
+    the tiers. The last token is always computed, and so all of its block."""
+    if eng.prefix_cache == 0:
+        return 0, 0, 0
+    nodes, e = cache.nodes, eng.id
+    most = (tokens - 1) // eng.block
+    found, idle, below = 0, 0, 0
+    limit = min(most, one.chain_n)
+    while found < limit and nodes[e, cache.chain[one.chain_at + found]].use >= 0:
+        idle += 1 if nodes[e, cache.chain[one.chain_at + found]].use == 0 else 0
+        found += 1
+    if eng.tiers > 0:
+        while found + below < limit and nodes[e, cache.chain[one.chain_at + found + below]].tier > 0:
+            below += 1
+    if found == one.chain_n and one.run != NOBODY:
+        back = min(nodes[e, one.run].size, most - found)
+        found += back
+        idle += back
+    return found, idle, below
+
+
+@jit
+def hold(cache: Cache, requests: Any, eng: Engine, row: int, found: int) -> None:
+    """``row`` takes hold of its first ``found`` blocks, which cached_blocks gave."""
+    one = requests[row]
+    nodes, e = cache.nodes, eng.id
+    known = min(found, one.chain_n)
+    for j in range(known):
+        node = cache.chain[one.chain_at + j]
+        shared = nodes[e, node]
+        if shared.use == 0:
+            wake_block(cache, eng, node)
+            eng.free -= 1
+        shared.use += 1
+        shared.hits += 1
+        cache.mine[one.chain_at + j] = 1
+    if found > known:
+        run = nodes[e, one.run]
+        eng.free -= found - known
+        run.size -= found - known
+        if run.size == 0:
+            retire_run(nodes, requests, eng, one.run)
+    if one.run != NOBODY:
+        nodes[e, one.run].owner = NOBODY
+        one.run = NOBODY

@@ -6,17 +6,35 @@ import math
 from collections.abc import Sequence
 
 from whywait.physics.step import StepCost
-from whywait.sim.cache import blocks_of, grow, running
+from whywait.sim.cache import give_back, register
+from whywait.sim.handover import enter_handed, grant, handed, park, wake
 from whywait.sim.jit import jit
-from whywait.sim.kernel_record import record
+from whywait.sim.kernel_blocks import blocks_of, grow, running
 from whywait.sim.kernel_build import put, result, steps, world
-from whywait.sim.kernel_queue import pop_event, push_back
+from whywait.sim.kernel_queue import pop_event, push_back, push_front
+from whywait.sim.kernel_record import record
 from whywait.sim.kernel_slots import earliest_end, ended, finish, start_decoding, stop
-from whywait.sim.kernel_state import ARRIVES, BUSY, IDLE, KINDS, NOBODY, READY, Clock, Engine, Request, Slot, World
-from whywait.sim.kernel_step import begin, cut, look_back
+from whywait.sim.kernel_state import (
+    ARRIVES,
+    BUSY,
+    DECODE,
+    IDLE,
+    KINDS,
+    LOADED,
+    NEVER,
+    NOBODY,
+    PREFILL,
+    READY,
+    Clock,
+    Engine,
+    Request,
+    Slot,
+    World,
+)
+from whywait.sim.kernel_step import begin, look_back
 from whywait.sim.policies import plan
 from whywait.sim.routing import route
-from whywait.sim.state import Load, Pool, Result, Settings
+from whywait.sim.state import KEEP_FULL, SGLANG, STATIC, Load, Pool, Result, Settings
 
 
 @jit
@@ -37,7 +55,7 @@ def loop(w: World) -> int:
         if eng.mode == READY:
             start(w, clock, eng)
             continue
-        if clock.drain == 1 and clock.rows >= len(w.rows):
+        if clock.drain == 1 and clock.rows + clock.engines >= len(w.rows):
             return 1
         commit(w, clock, eng)
 
@@ -75,21 +93,31 @@ def arrive(w: World, clock: Clock, at: float) -> None:
         receive(w, clock, row, at)
         return
     code = pop_event(w.heap, clock)
+    row = code // KINDS
     if code % KINDS == ARRIVES:
-        receive(w, clock, code // KINDS, at)
+        receive(w, clock, row, at)
+    elif code % KINDS == LOADED:
+        eng = w.engines[w.requests[row].replica]
+        push_front(w.levels, w.requests, eng, row)
+        wake(eng, at, True)
+    else:
+        handed(w, clock, row, at)
+        wake(w.engines[w.requests[row].decoder], at, True)
+        wake(w.engines[w.requests[row].replica], at, True)
 
 
 @jit
 def receive(w: World, clock: Clock, row: int, at: float) -> None:
     one = w.requests[row]
     one.queued_s = at
-    eng = w.engines[route(w, clock, row)]
-    if never_fits(eng, one):
+    eng = w.engines[route(w, clock, row, at)]
+    if never_fits(eng, one) or (clock.first < clock.engines and never_fits(w.engines[clock.first], one)):
         one.refused = 1
         ended(w, row, at)
         return
+    one.replica = eng.id
     push_back(w.levels, w.requests, eng, row)
-    wake(eng, at)
+    wake(eng, at, False)
 
 
 @jit
@@ -97,19 +125,11 @@ def never_fits(eng: Engine, one: Request) -> bool:
     whole = one.prompt + one.output
     if eng.max_context > 0 and whole > eng.max_context:
         return True
-    if eng.chunked == 0 and one.prompt > eng.token_budget:
-        return True
+    if eng.chunked == 0 and eng.policy != SGLANG and eng.policy != STATIC:
+        uncut = one.prompt if eng.reserve == KEEP_FULL else whole  # as a preempted one comes again
+        if uncut > eng.token_budget:
+            return True
     return blocks_of(eng, whole + eng.drafts) > eng.blocks  # type: ignore[no-any-return]
-
-
-@jit
-def wake(eng: Engine, at: float) -> None:
-    """Something came for this engine: it plans now, or after the step in flight."""
-    if eng.mode == IDLE:
-        eng.t = at
-        eng.mode = READY
-    elif eng.mode == BUSY and eng.n > 1 and (eng.blocked == 0 or eng.priority == 1):
-        cut(eng, at)
 
 
 @jit
@@ -118,7 +138,10 @@ def start(w: World, clock: Clock, eng: Engine) -> None:
     eng.seqs, eng.tokens, eng.pairs, eng.window_pairs = 0, 0, 0, 0
     if eng.running + eng.waiting == 0:
         eng.mode = IDLE
+        eng.ratio, eng.ratio_at = eng.ratio_start, eng.counter
         return
+    if eng.role == DECODE:
+        enter_handed(w, eng)
     plan(w, eng)
     if eng.prefilling > 0:
         count_prompts(w, eng)
@@ -148,10 +171,12 @@ def commit(w: World, clock: Clock, eng: Engine) -> None:
     eng.t = eng.end
     if eng.decodes == 1:
         eng.made += eng.decoding * eng.n
-        grow(w.room, eng, eng.n)
+        grow(w.room, w.cache, w.requests, eng, eng.n)
     if eng.seqs > 0 or eng.counter >= eng.next_end:
         advance(w, eng)
     eng.mode = READY
+    if clock.parked > 0:
+        grant(w, clock, eng.t)
 
 
 @jit
@@ -167,8 +192,8 @@ def advance(w: World, eng: Engine) -> None:
         if slot.decoding == 0 and slot.take > 0:
             leaves = prefilled(w, eng, slot)
         if leaves:
-            stop(w, eng, slot)
-            finish(w, eng, slot.row)
+            leaves = leave(w, eng, slot)
+        if leaves:
             gone += 1
             slot.own, last = last, place
         else:
@@ -179,21 +204,57 @@ def advance(w: World, eng: Engine) -> None:
         order[e, keep + k] = last
         last = w.room.slots[e, last].own
     if gone > 0:
+        eng.full = 0
+    if gone > 0 or eng.policy == STATIC:
         earliest_end(w, eng)
+    if eng.policy == STATIC and eng.gone == eng.running:
+        clear_batch(w, eng)
+
+
+@jit
+def leave(w: World, eng: Engine, slot: Slot) -> bool:
+    """A sequence has given all it gives here; whether it makes room (in a static batch it stays to the end of the batch)."""
+    one = w.requests[slot.row]
+    if eng.policy == STATIC:
+        if slot.end < NEVER or slot.decoding == 0:
+            finish(w, eng, slot.row)
+            slot.end = NEVER
+            eng.gone += 1
+        if slot.decoding == 1:
+            return False
+        eng.gone -= 1
+    elif eng.role == PREFILL and one.made + 1 < one.output:
+        park(w, eng, slot)
+    else:
+        if eng.role == PREFILL:
+            give_back(w.cache, w.requests, eng, slot.row, slot.held, False)
+        finish(w, eng, slot.row)
+    stop(w, eng, slot, False)
+    return True
+
+
+@jit
+def clear_batch(w: World, eng: Engine) -> None:
+    """The longest answer of a static batch is out."""
+    for k in range(eng.running):
+        stop(w, eng, running(w.room, eng, k), False)
+    eng.running, eng.gone, eng.next_end = 0, 0, NEVER
 
 
 @jit
 def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
-    """A chunk of its prompt is computed; True where that gave its only token."""
+    """A chunk of its prompt is computed; True where nothing is left to do for it here."""
     slot.done += slot.take
     slot.take = 0
+    one = w.requests[slot.row]
+    if eng.policy == SGLANG:
+        register(w.cache, eng, one, slot, slot.done)
     if slot.done < slot.prompt:
         return False
-    one = w.requests[slot.row]
     eng.made += 1
     if one.made == 0:
         one.first_s = eng.t + eng.reply_s
-    if one.made + 1 >= one.output:
+    if one.made + 1 >= one.output or eng.role == PREFILL:
         return True
     start_decoding(w, eng, slot)
     return False

@@ -13,19 +13,23 @@ from whywait.sim.kernel_state import (
     BOTH,
     DECODE,
     KINDS,
+    NOBODY,
     PREFILL,
+    Cache,
     Clock,
     Engine,
     Event,
     Level,
+    Node,
     Request,
     Room,
     Row,
     Slot,
+    Tier,
     World,
     records,
 )
-from whywait.sim.state import F8, Load, Pool, Result, Settings, Steps
+from whywait.sim.state import F8, LLAMA_CPP, LRU, STATIC, Load, Pool, Result, Settings, Steps
 
 KIND: dict[str, Any] = {"t_s": np.float64, "took_s": np.float64, "context_sum": np.float64}
 CHUNK = 65_536  # rows of a record that is kept whole, at a time
@@ -66,15 +70,18 @@ def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings
     put(clock, 0, {"engines": count, "first": settings.engines[0], "routing": settings.routing, "seed": settings.seed,
                    "macro": int(settings.macro), "limit_s": settings.limit_s, "left": len(load.prompt),
                    "frontend_s": pools[0].frontend_s, "frontend_token_s": pools[0].frontend_token_s,
-                   "whole": size // 2, "drain": int(settings.steps < 0)})  # fmt: skip
+                   "cap": settings.handover_in_flight, "token_s": settings.handover_token_s,
+                   "latency_s": settings.handover_latency_s, "whole": size // 2, "drain": int(settings.steps < 0)})  # fmt: skip
     requests, levels = requests_of(load, any(pool.priority for pool in pools))
     due, heap = arrivals(load, pools[0], settings, clock, requests)
+    engines = engines_of(pools, costs, settings.engines)
     return World(
         clock=clock,
-        engines=engines_of(pools, costs, settings.engines),
+        engines=engines,
         room=room(pools, costs, count),
+        cache=cache(load, pools, requests, engines),
         requests=requests,
-        levels=records(Level, (count, levels)),
+        levels=records(Level, (count, levels + 1)),
         due=due,
         heap=heap,
         rows=records(Row, size),
@@ -97,6 +104,9 @@ def engine_fields(place: int, kind: int, role: int, pool: Pool, cost: StepCost) 
     fields.update({name: getattr(cost, name) for name in _COST})
     fields.update(id=place, kind=kind, role=role, free=pool.blocks, watermark=int(pool.watermark * pool.blocks),
                   ratio_start=pool.ratio, ratio=pool.ratio, tiers=len(pool.tier_blocks))  # fmt: skip
+    fields["blank"] = pool.blocks
+    if pool.policy in (LLAMA_CPP, STATIC):
+        fields.update(slot_cache=pool.prefix_cache and pool.policy == LLAMA_CPP, prefix_cache=False)
     return {name: int(value) if isinstance(value, bool | np.bool_) else value for name, value in fields.items()}
 
 
@@ -131,6 +141,34 @@ def last_slope(cost: StepCost) -> float:
     if len(cost.grid) < 2:
         return 0.0
     return float((cost.linear_s[-1] - cost.linear_s[-2]) / (cost.grid[-1] - cost.grid[-2]))
+
+
+def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any) -> Cache:
+    """The prefix caches, empty. Of a chain only the beginning that other rows have too is kept."""
+    n, count = len(load.prompt), len(engines)
+    chain, ids = np.zeros(0, np.int32), 0
+    if any(pool.prefix_cache for pool in pools) and len(load.chain) > 0:
+        at = np.asarray(load.chain_at)
+        alone = np.flatnonzero(np.bincount(load.chain)[load.chain] < 2)
+        ends = np.append(alone, len(load.chain))[np.searchsorted(alone, at[:n])]
+        put(requests, slice(None), {"chain_at": at[:n], "chain_n": np.minimum(ends, at[1:]) - at[:n]})
+        used = np.bincount(load.chain) > 1
+        names = np.cumsum(used) - 1
+        chain, ids = np.where(used, names, 0)[load.chain].astype(np.int32), int(used.sum())
+    runs = max(min(pool.blocks, ids + 4 * pool.max_seqs + 64) if pool.prefix_cache else 1 for pool in pools)
+    nodes = records(Node, (count, ids + runs))
+    put(engines, slice(None), {"shared": ids, "runs": ids})
+    for e in range(count):
+        after = np.append(np.arange(ids + 1, ids + runs), NOBODY)
+        put(nodes[e], slice(ids, None), {"behind": after})
+    by_key = any(pool.evict != LRU for pool in pools)
+    tiers = records(Tier, (count, max(1, *(len(pool.tier_blocks) for pool in pools), 1)))
+    for e in range(count):
+        pool = pools[int(get(engines, "kind")[e])]
+        for k, blocks in enumerate(pool.tier_blocks):
+            link = {"block_s": pool.tier_block_s[k], "latency_s": pool.tier_latency_s[k]}
+            put(tiers[e], k, {"blocks": blocks, **link})
+    return Cache(chain, np.zeros(len(chain), np.int8), nodes, np.zeros((count, ids if by_key else 0), np.int32), tiers)
 
 
 def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:

@@ -4,58 +4,98 @@ from __future__ import annotations
 
 import math
 
-from whywait.sim.cache import blocks_of, held_at, running
+from whywait.sim.cache import give_back, hold, register, take
 from whywait.sim.jit import jit
-from whywait.sim.kernel_queue import push_event, push_front
-from whywait.sim.kernel_state import ARRIVES, KINDS, NEVER, NOBODY, ONE, SHIFT, Clock, Engine, Slot, World
-from whywait.sim.state import KEEP_FULL
+from whywait.sim.kernel_blocks import blocks_of, held_at, running
+from whywait.sim.kernel_queue import push_back, push_event, push_front
+from whywait.sim.kernel_state import (
+    ARRIVES,
+    KINDS,
+    NEVER,
+    NOBODY,
+    ONE,
+    PREFILL,
+    SHIFT,
+    Clock,
+    Engine,
+    Request,
+    Slot,
+    World,
+)
+from whywait.sim.speculate import iterations
+from whywait.sim.state import KEEP_FULL, SGLANG
 
 
 @jit
-def admit(w: World, eng: Engine, row: int, cached: int, take: int) -> None:
-    """``row`` runs from now on; ``take`` of its prompt's tokens, after ``cached`` ones, are computed in this step."""
-    place = w.room.order[eng.id, eng.running]
+def whole(eng: Engine, one: Request) -> int:
+    """Blocks of a request with all of its answer."""
+    return blocks_of(eng, one.prompt + one.output + eng.drafts)  # type: ignore[no-any-return]
+
+
+@jit
+def wanted(eng: Engine, one: Request) -> int:
+    """Blocks that admission wants to have for it."""
+    if eng.reserve == KEEP_FULL:
+        return whole(eng, one)  # type: ignore[no-any-return]
+    return blocks_of(eng, one.prompt + one.made)  # type: ignore[no-any-return]
+
+
+@jit
+def admit(w: World, eng: Engine, row: int, found: int, tokens: int) -> None:
+    """``row`` runs from now on; its first ``found`` blocks are in the cache, and ``tokens`` more of its prompt are computed
+    in this step."""
+    slot = w.room.slots[eng.id, w.room.order[eng.id, eng.running]]
     eng.running += 1
     eng.prefilling += 1
-    slot = w.room.slots[eng.id, place]
     one = w.requests[row]
     slot.row = row
+    slot.busy = 1
     slot.prompt = one.prompt + one.made
-    slot.done = cached
+    slot.done = found * eng.block
     slot.take = 0
     slot.decoding = 0
-    slot.held = 0
+    slot.held = found if eng.slot_cache == 0 else 0
+    slot.own = found
+    eng.queries += slot.prompt
+    eng.hits += slot.done
+    if one.loaded > 0:
+        eng.promised -= wanted(eng, one) - one.loaded
+        one.loaded = 0
+    elif eng.prefix_cache == 1:
+        hold(w.cache, w.requests, eng, row, found)
     if eng.reserve == KEEP_FULL:
-        slot.held = blocks_of(eng, one.prompt + one.output + eng.drafts)
-        eng.free -= slot.held
+        take(w.cache, w.requests, eng, whole(eng, one) - slot.held)
+        slot.held = whole(eng, one)
     if math.isnan(one.scheduled_s):
         one.scheduled_s = eng.t
-        one.cached = cached
-        one.replica = eng.id
+        one.cached = slot.done
     else:
-        one.recomputed -= cached
-    chunk(eng, slot, take)
+        one.recomputed -= slot.done
+    chunk(w, eng, slot, tokens)
 
 
 @jit
-def chunk(eng: Engine, slot: Slot, take: int) -> None:
-    """``take`` more tokens of its prompt are computed in this step."""
-    slot.take = take
-    if eng.reserve != KEEP_FULL:
-        need = blocks_of(eng, slot.done + take) - slot.held
-        eng.free -= need
+def chunk(w: World, eng: Engine, slot: Slot, tokens: int) -> None:
+    """``tokens`` more of its prompt are computed in this step."""
+    slot.take = tokens
+    need = blocks_of(eng, slot.done + tokens) - slot.held
+    if need > 0:
+        take(w.cache, w.requests, eng, need)
         slot.held += need
+    if eng.policy != SGLANG:
+        register(w.cache, eng, w.requests[slot.row], slot, slot.done + tokens)
 
 
 @jit
 def start_decoding(w: World, eng: Engine, slot: Slot) -> None:
     """Its prompt is computed and a token is out; the others come one decode step each, or faster with drafts."""
-    slot.decoding = 1
-    slot.start = eng.counter
     one = w.requests[slot.row]
     left = one.output - one.made - 1
-    slot.grow = ONE
-    slot.end = eng.counter + left
+    steps = iterations(w.room, eng, w.clock[0].seed, slot.row, left)
+    slot.decoding = 1
+    slot.start = eng.counter
+    slot.end = eng.counter + steps
+    slot.grow = ONE if steps == left else left * ONE // steps
     slot.base = (slot.prompt << SHIFT) - slot.grow * eng.counter
     eng.prefilling -= 1
     eng.decoding += 1
@@ -67,7 +107,13 @@ def start_decoding(w: World, eng: Engine, slot: Slot) -> None:
 
 
 @jit
-def stop(w: World, eng: Engine, slot: Slot) -> None:
+def emitted(eng: Engine, slot: Slot) -> int:
+    """Tokens that a decoder has given in this life."""
+    return 1 + ((slot.grow * (eng.counter - slot.start)) >> SHIFT)
+
+
+@jit
+def stop(w: World, eng: Engine, slot: Slot, resumes: bool) -> None:
     """Takes a sequence's weight out of the sums and frees its blocks; the caller takes it out of the order."""
     if slot.decoding == 1:
         eng.decoding -= 1
@@ -77,11 +123,19 @@ def stop(w: World, eng: Engine, slot: Slot) -> None:
             w.room.phase[eng.id, ((slot.base >> SHIFT) - 1) % eng.block] -= 1
             if eng.reserve != KEEP_FULL:
                 slot.held = held_at(eng, slot, eng.counter)
+        else:
+            steps = eng.counter - slot.start
+            eng.drafted += steps * eng.drafts
+            eng.accepted += max(0, emitted(eng, slot) - 1 - steps)
+        register(w.cache, eng, w.requests[slot.row], slot, (slot.base + slot.grow * eng.counter) >> SHIFT)
     else:
         eng.prefilling -= 1
-    eng.free += slot.held
-    slot.held = 0
+    if resumes or eng.role != PREFILL:
+        give_back(w.cache, w.requests, eng, slot.row, slot.held, resumes)
     slot.decoding = 0
+    eng.stamp += 1
+    slot.left = eng.stamp
+    slot.busy = 0
 
 
 @jit
@@ -102,26 +156,24 @@ def victim(w: World, eng: Engine) -> int:
         return last
     worst = last
     for k in range(last - 1, -1, -1):
-        row = running(w.room, eng, k).row
-        if w.requests[row].level > w.requests[running(w.room, eng, worst).row].level:
+        if w.requests[running(w.room, eng, k).row].level > w.requests[running(w.room, eng, worst).row].level:
             worst = k
     return worst
 
 
 @jit
 def preempt(w: World, eng: Engine, k: int) -> None:
-    """The k-th running sequence loses its KV and waits again, first in its queue."""
+    """The k-th running sequence loses its KV and waits again: first in its queue, with SGLang last."""
     place = w.room.order[eng.id, k]
     slot = w.room.slots[eng.id, place]
     one = w.requests[slot.row]
     if slot.decoding == 1:
-        steps = eng.counter - slot.start
-        one.made += 1 + ((slot.grow * steps) >> SHIFT)
+        one.made += emitted(eng, slot)
         one.recomputed += one.prompt + one.made
     else:
         one.recomputed += slot.done
     ends = slot.decoding == 1 and slot.end == eng.next_end
-    stop(w, eng, slot)
+    stop(w, eng, slot, True)
     for j in range(k, eng.running - 1):
         w.room.order[eng.id, j] = w.room.order[eng.id, j + 1]
     eng.running -= 1
@@ -130,7 +182,10 @@ def preempt(w: World, eng: Engine, k: int) -> None:
         earliest_end(w, eng)
     one.preempted += 1
     eng.preemptions += 1
-    push_front(w.levels, w.requests, eng, slot.row)
+    if eng.policy == SGLANG:
+        push_back(w.levels, w.requests, eng, slot.row)
+    else:
+        push_front(w.levels, w.requests, eng, slot.row)
 
 
 @jit

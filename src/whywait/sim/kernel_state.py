@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whywait.sim.jit import COMPILED
 from whywait.sim.state import F8, I8
@@ -35,14 +36,15 @@ class Slot:
     prompt: int = 0  # tokens to prefill, with those made before a preemption
     done: int = 0  # tokens whose KV is there, while prefilling
     take: int = 0  # prompt tokens of this step
+    busy: int = 0
     decoding: int = 0
     base: int = 0
     grow: int = 0  # tokens per decode step, · ONE
     start: int = 0  # counter when decoding began
     end: int = 0  # counter when the last token is out
     held: int = 0  # blocks; of a decoder only where the growth is not by one token a step
-    own: int = 0  # blocks of the chain whose references are settled
-    kept: int = 0  # blocks reserved
+    own: int = 0  # blocks of the chain that are registered (or could not be)
+    left: int = 0  # when it was last left, by the engine's stamp
 
 
 @dataclass
@@ -61,7 +63,8 @@ class Engine:
     block: int = 16
     reserve: int = 0
     priority: int = 0
-    prefix_cache: int = 0
+    prefix_cache: int = 0  # blocks shared by content
+    slot_cache: int = 0  # slots keep the KV of their last request
     max_context: int = 0
     prompt_tokens: int = 0
     long_prompt: int = 0
@@ -96,13 +99,26 @@ class Engine:
     prefilling: int = 0
     decoding: int = 0
     waiting: int = 0
-    free: int = 0  # blocks
+    free: int = 0  # blocks, with those below
+    blank: int = 0  # blocks with nothing worth keeping
+    oldest: int = NOBODY  # ends of the list of idle blocks
+    newest: int = NOBODY
+    shared: int = 0  # ids of shared blocks
+    runs: int = NOBODY  # first unused run
+    idle: int = 0  # shared blocks in the heap
+    stamp: int = 0
+    promised: int = 0  # blocks that requests which are loading will still need
     next_end: int = NEVER  # counter of the earliest end among decoders
     ctx_base: int = 0  # sums over decoders
     ctx_grow: int = 0
     blocked: int = 0  # nothing waiting can start before something ends
     again: int = 0  # plan after one step
-    ratio: float = 0.0
+    full: int = 0  # SGLang: no admission until a sequence leaves
+    ratio: float = 0.0  # … of the answers to keep room for, as of step ``ratio_at``
+    ratio_at: int = 0
+    in_flight: int = 0  # hand-overs reserved here
+    link_s: float = 0.0  # when the link of a prefill engine is free
+    gone: int = 0  # static batching: ended sequences of the batch
     # the steps in flight
     n: int = 0
     end: float = 0.0
@@ -150,6 +166,11 @@ class Clock:
     skipped: int = 0
     drain: int = 0  # stop when the record is full
     left: int = 0  # requests that have not ended
+    parked: int = 0  # prefilled requests that wait for a reservation
+    cap: int = 0  # hand-overs reserved at one decode engine; 0: no cap
+    token_s: float = 0.0  # hand-over of a prompt token
+    latency_s: float = 0.0
+    decode_turn: int = 0
 
 
 @dataclass
@@ -161,6 +182,12 @@ class Request:
     think_s: float = 0.0
     chain_at: int = 0
     chain_n: Small = 0  # blocks of its chain that others may share
+    run: Small = NOBODY  # its private blocks, freed by a preemption and not yet used otherwise
+    loaded: Small = 0  # blocks it holds while it waits, having been loaded
+    parked: Small = 0  # blocks it holds at its prefill engine after the prefill
+    parked_s: float = math.nan  # since when
+    handed: Small = 0  # its KV came from a prefill engine
+    decoder: Small = NOBODY  # engine that decodes it, with a split
     made: Small = 0  # tokens out before a preemption
     level: Small = 0  # of priority
     follow: int = NOBODY  # the next in its queue
@@ -177,6 +204,35 @@ class Request:
     recomputed: int = 0
     replica: Small = NOBODY
     refused: Small = 0
+
+
+@dataclass
+class Node:
+    """KV blocks that no sequence holds, or that several may: one shared block (by its id), or, past the shared ones, a run of
+    private blocks that were freed together."""
+
+    use: Small = -1  # of a shared block: sequences that hold it; 0: idle; −1: not on the device
+    size: Small = 1  # blocks of a run
+    before: Small = NOBODY  # neighbours in the list of idle ones (on the device or in a tier), oldest first
+    behind: Small = NOBODY
+    owner: Small = NOBODY  # of a run: the preempted row that may take it back
+    hits: Small = 0
+    tier: Small = 0  # level below the device where it is; 0: none
+    place: Small = NOBODY  # in the heap, where eviction goes by key
+    key: int = 0  # idle ones with the smallest go first
+
+
+@dataclass
+class Tier:
+    """A level of KV cache below the device, and the link to it."""
+
+    blocks: int = 0
+    count: int = 0
+    oldest: int = NOBODY
+    newest: int = NOBODY
+    block_s: float = 0.0
+    latency_s: float = 0.0
+    idle_s: float = 0.0  # when the link is free
 
 
 @dataclass
@@ -220,10 +276,21 @@ class Room(NamedTuple):
     accept: F8  # (kinds, drafts)
 
 
+class Cache(NamedTuple):
+    """Prefix caches of the engines."""
+
+    chain: NDArray[np.int32]  # (m,) ids of blocks by content
+    mine: NDArray[np.int8]  # (m,) 1: the row it belongs to holds that shared block
+    nodes: Any  # (engines, ids + runs) of Node
+    heap: NDArray[np.int32]  # (engines, ids) idle shared blocks by key; empty where eviction goes by age
+    tiers: Any  # (engines, tiers) of Tier
+
+
 class World(NamedTuple):
     clock: Any  # (1,) of Clock
     engines: Any  # (engines,) of Engine
     room: Room
+    cache: Cache
     requests: Any  # (n,) of Request
     levels: Any  # (engines, levels) of Level
     due: Any  # (roots,) of Event: rows that come by themselves, in order

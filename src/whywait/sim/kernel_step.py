@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from whywait.sim.cache import growth, running
+from whywait.sim.kernel_blocks import growth, running
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import BUSY, NEVER, ONE, SHIFT, Engine, Room
+from whywait.sim.kernel_state import BUSY, NEVER, ONE, Engine, Room
 
 
 @jit
@@ -99,18 +99,25 @@ def reach(room: Room, eng: Engine, most: int) -> int:
 
 
 @jit
-def cut(eng: Engine, at: float) -> None:
-    """Ends the steps in flight at the first boundary not before ``at``."""
-    low, high = 0, eng.n  # high is late enough
+def reached(eng: Engine, at: float) -> int:
+    """How many of the steps in flight until the first boundary not before ``at``; all of them if that is later."""
+    low, high = 0, eng.n
     while high - low > 1:
         middle = (low + high) // 2
         if eng.t + took(eng, middle) >= at:
             high = middle
         else:
             low = middle
-    if high < eng.n:
-        eng.n = high
-        eng.end = eng.t + took(eng, high)
+    return high  # type: ignore[no-any-return]
+
+
+@jit
+def cut(eng: Engine, at: float) -> None:
+    """Ends the steps in flight at the first boundary not before ``at``."""
+    n = reached(eng, at)
+    if n < eng.n:
+        eng.n = n
+        eng.end = eng.t + took(eng, n)
 
 
 @jit
@@ -120,8 +127,3 @@ def look_back(done: int, take: int, window: int) -> int:
         return done * take + take * (take + 1) // 2
     grows = max(0, window - done)  # tokens that still see all before them
     return done * grows + grows * (grows + 1) // 2 + (take - grows) * window
-
-
-@jit
-def context_at(slot_base: int, slot_grow: int, counter: int) -> int:
-    return (slot_base + slot_grow * counter) >> SHIFT

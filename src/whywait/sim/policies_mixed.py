@@ -1,24 +1,34 @@
-"""Engines whose steps mix prompts with decoding: vLLM."""
+"""Engines whose steps mix prompts with decoding: vLLM, TensorRT-LLM's in-flight batching, llama.cpp's server.
+
+All give every decoder its token first, then go on with the prompts begun, then start waiting ones. They differ in what
+they keep free for answers (nothing and preempt; or all of them), in how prompts are cut, and in which place a request gets.
+"""
 
 from __future__ import annotations
 
-from whywait.sim.cache import blocks_of, growth, running
+from whywait.sim.cache import cached_blocks
+from whywait.sim.handover import load_below
 from whywait.sim.jit import jit
+from whywait.sim.kernel_blocks import blocks_of, growth, running
 from whywait.sim.kernel_queue import first_waiting, pop_waiting
-from whywait.sim.kernel_slots import admit, chunk, preempt, victim
-from whywait.sim.kernel_state import NOBODY, Engine, World
+from whywait.sim.kernel_slots import admit, chunk, preempt, victim, wanted
+from whywait.sim.kernel_state import NOBODY, Engine, Request, World
+from whywait.sim.policies_slots import choose_place, purge_places
+from whywait.sim.state import KEEP_FULL, LLAMA_CPP, TRTLLM
 
 
 @jit
-def plan_vllm(w: World, eng: Engine) -> None:
+def plan_mixed(w: World, eng: Engine) -> None:
     """Running ones first: a token of each decoder, the next chunk of each prompt; then the waiting, in order, while
     sequences, tokens and blocks allow. A block that is missing for a running one is taken from the last."""
-    short = make_room(w, eng)
+    before = eng.preemptions
+    while growth(w.room, eng, 1) > eng.free:
+        preempt(w, eng, victim(w, eng))
     budget = eng.token_budget - eng.decoding * (1 + eng.drafts)
     if eng.prefilling > 0:
-        budget, stopped = continue_prompts(w, eng, budget)
-        short = short or stopped
-    if not short:
+        budget = continue_prompts(w, eng, budget)
+    short = eng.preemptions > before
+    if not short and eng.waiting > 0:
         admit_waiting(w, eng, budget)
     eng.decodes = 1 if eng.decoding > 0 else 0
     eng.blocked = 1 if eng.waiting > 0 and not short else 0
@@ -26,65 +36,45 @@ def plan_vllm(w: World, eng: Engine) -> None:
 
 
 @jit
-def make_room(w: World, eng: Engine) -> bool:
-    """Preempts until every decoder has a block for its next token; whether it had to."""
-    short = False
-    while growth(w.room, eng, 1) > eng.free:
-        preempt(w, eng, victim(w, eng))
-        short = True
-    return short
-
-
-@jit
 def most_of(eng: Engine, left: int, budget: int) -> int:
-    """Tokens of a prompt with ``left`` to go that this step may compute."""
-    take = min(left, budget)
-    return min(take, eng.long_prompt) if eng.long_prompt > 0 else take
+    """Tokens of a prompt with ``left`` to go that this step may compute; 0: none."""
+    part = min(left, eng.long_prompt) if eng.long_prompt > 0 else left
+    if part > budget:
+        if eng.chunked == 0:
+            return 0
+        part = budget
+    if part < left and eng.policy == TRTLLM:  # it cuts at whole blocks
+        part = part // eng.block * eng.block
+    return max(part, 0)
 
 
 @jit
-def continue_prompts(w: World, eng: Engine, budget: int) -> tuple[int, bool]:
-    """The next chunk of every prompt begun; the budget left, and whether a sequence had to be preempted."""
-    short = False
+def continue_prompts(w: World, eng: Engine, budget: int) -> int:
+    """The next chunk of every prompt begun, in order; the budget left."""
     k = 0
     while k < eng.running:
         slot = running(w.room, eng, k)
         if slot.decoding == 1:
             k += 1
             continue
-        take = most_of(eng, slot.prompt - slot.done, budget)
-        while blocks_of(eng, slot.done + take) - slot.held > eng.free - growth(w.room, eng, 1):
+        row = slot.row
+        part = most_of(eng, slot.prompt - slot.done, budget)
+        while blocks_of(eng, slot.done + part) - slot.held > eng.free - growth(w.room, eng, 1):
             last = victim(w, eng)
             gone = running(w.room, eng, last)
             budget += gone.take if gone.decoding == 0 else 1 + eng.drafts
+            gone.take = 0
             preempt(w, eng, last)
-            short = True
             if last == k:
-                take = 0
+                part = 0
                 break
             if last < k:
                 k -= 1
-        if take > 0:
-            chunk(eng, slot, take)
-            budget -= take
+        if k < eng.running and running(w.room, eng, k).row == row:
+            chunk(w, eng, slot, part)
+            budget -= part
             k += 1
-        elif k < eng.running and running(w.room, eng, k).row == slot.row:
-            slot.take = 0
-            k += 1
-    return budget, short
-
-
-@jit
-def owed(w: World, eng: Engine) -> int:
-    """Blocks that prompts begun will still need."""
-    if eng.prefilling == 0 or eng.whole_prompt == 0:
-        return 0
-    total = 0
-    for k in range(eng.running):
-        slot = running(w.room, eng, k)
-        if slot.decoding == 0:
-            total += max(0, blocks_of(eng, slot.prompt) - slot.held)
-    return total
+    return budget
 
 
 @jit
@@ -93,16 +83,43 @@ def admit_waiting(w: World, eng: Engine, budget: int) -> None:
         row = first_waiting(w.levels, eng)
         if row == NOBODY or (eng.running + 1) * (1 + eng.drafts) > eng.token_budget:
             break
-        prompt = w.requests[row].prompt + w.requests[row].made
-        cached = 0
-        if eng.chunked == 0 and prompt - cached > budget:
+        one = w.requests[row]
+        if one.handed == 1:
             break
-        take = most_of(eng, prompt - cached, budget)
-        need = blocks_of(eng, prompt if eng.whole_prompt == 1 else cached + take)
-        if eng.running > 0:
-            need += eng.watermark + owed(w, eng)
-        if need > eng.free - growth(w.room, eng, 1):
+        prompt = one.prompt + one.made
+        if eng.policy == LLAMA_CPP:
+            found = choose_place(w, eng, row)
+            idle, below = found, 0
+        elif one.loaded > 0:
+            found, idle, below = one.loaded, 0, 0
+        else:
+            found, idle, below = cached_blocks(w.cache, eng, one, prompt)
+        part = most_of(eng, prompt - found * eng.block, budget)
+        if not fits(w, eng, one, found * eng.block + part, found - idle):
+            break
+        if below > 0:
+            pop_waiting(w.levels, w.requests, eng, row)
+            load_below(w, eng, row, found, below)
+            continue
+        if part == 0:
             break
         pop_waiting(w.levels, w.requests, eng, row)
-        admit(w, eng, row, cached, take)
-        budget -= take
+        admit(w, eng, row, found, part)
+        budget -= part
+        if eng.slot_cache == 1:
+            purge_places(w, eng)
+
+
+@jit
+def fits(w: World, eng: Engine, one: Request, tokens: int, there: int) -> bool:
+    """Whether the blocks for a request's first ``tokens`` (or for all the engine wants to have for it) are free, ``there`` of
+    them being held by others or by itself already."""
+    need = blocks_of(eng, tokens)
+    if eng.reserve == KEEP_FULL or eng.whole_prompt == 1:
+        need = wanted(eng, one)
+    spare = eng.free - growth(w.room, eng, 1)
+    if one.loaded == 0:
+        spare -= eng.promised
+    if eng.running > 0:
+        spare -= eng.watermark
+    return need - there <= spare  # type: ignore[no-any-return]

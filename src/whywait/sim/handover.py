@@ -1,0 +1,146 @@
+"""KV that comes over a link: from a tier below the device, or from a prefill engine."""
+
+from __future__ import annotations
+
+from whywait.sim.cache import give_back, hold, rise, take
+from whywait.sim.jit import jit
+from whywait.sim.kernel_blocks import blocks_of, growth
+from whywait.sim.kernel_queue import first_waiting, pop_waiting, push_back, push_event
+from whywait.sim.kernel_slots import start_decoding, wanted
+from whywait.sim.kernel_state import BUSY, HANDED, IDLE, KINDS, LOADED, NOBODY, READY, Clock, Engine, Request, Slot, World
+from whywait.sim.kernel_step import cut
+
+
+@jit
+def load_below(w: World, eng: Engine, row: int, found: int, below: int) -> None:
+    """``row`` waits, holding its blocks, until those in the tiers have come up. A link carries one load after the other."""
+    cache, one = w.cache, w.requests[row]
+    hold(cache, w.requests, eng, row, found)
+    there = eng.t
+    for level in range(1, eng.tiers + 1):
+        tier = cache.tiers[eng.id, level - 1]
+        count = 0
+        for j in range(found, found + below):
+            if cache.nodes[eng.id, cache.chain[one.chain_at + j]].tier == level:
+                count += 1
+        if count > 0:
+            tier.idle_s = max(tier.idle_s, eng.t) + tier.latency_s + count * tier.block_s
+            there = max(there, tier.idle_s)
+    for j in range(found, found + below):
+        node = cache.chain[one.chain_at + j]
+        rise(cache, eng, node)
+        cache.nodes[eng.id, node].use = 1
+        cache.nodes[eng.id, node].hits += 1
+        cache.mine[one.chain_at + j] = 1
+    take(cache, w.requests, eng, below)
+    one.loaded = found + below
+    eng.promised += wanted(eng, one) - one.loaded
+    push_event(w.heap, w.clock[0], there, row * KINDS + LOADED)
+
+
+@jit
+def park(w: World, eng: Engine, slot: Slot) -> None:
+    """Its prompt is computed here and the first token is out; its KV stays until a decode engine has it."""
+    one = w.requests[slot.row]
+    one.parked = slot.held
+    one.parked_s = eng.t
+    one.follow = NOBODY
+    queue = w.levels[eng.id, w.levels.shape[1] - 1]
+    if queue.head == NOBODY:
+        queue.head = slot.row
+    else:
+        w.requests[queue.tail].follow = slot.row
+    queue.tail = slot.row
+    w.clock[0].parked += 1
+
+
+@jit
+def grant(w: World, clock: Clock, at: float) -> None:
+    """Reserves room at decode engines for parked requests, longest parked first, while there is any; hand-overs begin."""
+    queue_of = w.levels.shape[1] - 1
+    while clock.parked > 0:
+        first = NOBODY
+        for e in range(clock.first):
+            row = w.levels[e, queue_of].head
+            if row != NOBODY and (first == NOBODY or w.requests[row].parked_s < w.requests[first].parked_s):
+                first = row
+        one = w.requests[first]
+        d = reserve(w, clock, one, at)
+        if d == NOBODY:
+            return
+        source = w.engines[one.replica]
+        w.levels[source.id, queue_of].head = one.follow
+        clock.parked -= 1
+        one.decoder = d
+        source.link_s = max(source.link_s, at) + clock.latency_s + clock.token_s * one.prompt
+        push_event(w.heap, clock, source.link_s, first * KINDS + HANDED)
+
+
+@jit
+def reserve(w: World, clock: Clock, one: Request, at: float) -> int:
+    """The decode engine with the fewest requests that has the blocks and is below the cap; NOBODY: none."""
+    best, fewest = NOBODY, 0
+    for d in range(clock.first, clock.engines):
+        eng = w.engines[d]
+        load = eng.running + eng.waiting + eng.in_flight
+        if (best != NOBODY and load >= fewest) or (clock.cap > 0 and eng.in_flight >= clock.cap):
+            continue
+        if eng.mode == BUSY and eng.n > 1:
+            cut(eng, at)
+        steps = eng.n if eng.mode == BUSY and eng.decodes == 1 else 0
+        if wanted(eng, one) <= eng.free - eng.promised - growth(w.room, eng, steps):
+            best, fewest = d, load
+    if best != NOBODY:
+        eng = w.engines[best]
+        eng.in_flight += 1
+        one.loaded = wanted(eng, one)
+        take(w.cache, w.requests, eng, one.loaded)
+    return best
+
+
+@jit
+def handed(w: World, clock: Clock, row: int, at: float) -> None:
+    """The KV has come: the prefill engine is rid of it, the decode engine may go on."""
+    one = w.requests[row]
+    source, eng = w.engines[one.replica], w.engines[one.decoder]
+    one.handover_s = at - one.parked_s
+    give_back(w.cache, w.requests, source, row, one.parked, False)
+    one.parked = 0
+    one.handed = 1
+    eng.in_flight -= 1
+    push_back(w.levels, w.requests, eng, row)
+    grant(w, clock, at)
+
+
+@jit
+def enter_handed(w: World, eng: Engine) -> None:
+    """Requests whose KV has come start to decode, in order, while there are places and blocks for their next token."""
+    while eng.waiting > 0 and eng.running < eng.max_seqs:
+        row = first_waiting(w.levels, eng)
+        if row == NOBODY:
+            return
+        one = w.requests[row]
+        if one.handed == 0:
+            return
+        more = max(0, blocks_of(eng, one.prompt + 1 + eng.drafts) - one.loaded)
+        if eng.decoding > 0 and more > eng.free - growth(w.room, eng, 1):
+            return
+        pop_waiting(w.levels, w.requests, eng, row)
+        slot = w.room.slots[eng.id, w.room.order[eng.id, eng.running]]
+        eng.running += 1
+        eng.prefilling += 1
+        slot.row, slot.busy = row, 1
+        slot.prompt, slot.done, slot.take = one.prompt, one.prompt, 0
+        slot.held, slot.own = one.loaded, one.chain_n
+        one.loaded, one.handed = 0, 0
+        start_decoding(w, eng, slot)
+
+
+@jit
+def wake(eng: Engine, at: float, sure: bool) -> None:
+    """Something came for this engine: it plans now, or after the step in flight, unless it could not start it anyway."""
+    if eng.mode == IDLE:
+        eng.t = at
+        eng.mode = READY
+    elif eng.mode == BUSY and eng.n > 1 and (sure or eng.blocked == 0 or eng.priority == 1):
+        cut(eng, at)

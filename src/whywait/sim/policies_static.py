@@ -1,0 +1,34 @@
+"""Static batching: a batch is filled, runs until its longest answer is out, and only then the next one starts."""
+
+from __future__ import annotations
+
+from whywait.sim.jit import jit
+from whywait.sim.kernel_blocks import running
+from whywait.sim.kernel_queue import first_waiting, pop_waiting
+from whywait.sim.kernel_slots import admit, chunk, whole
+from whywait.sim.kernel_state import NOBODY, Engine, World
+
+
+@jit
+def plan_static(w: World, eng: Engine) -> None:
+    """All prompts of the batch (by ``token_budget`` a step), then a token of each sequence per step, ended ones too."""
+    eng.again = 0
+    budget = eng.token_budget
+    if eng.running == 0:
+        while eng.running < eng.max_seqs and eng.waiting > 0:
+            row = first_waiting(w.levels, eng)
+            if row == NOBODY or w.requests[row].handed == 1 or whole(eng, w.requests[row]) > eng.free:
+                break
+            pop_waiting(w.levels, w.requests, eng, row)
+            part = min(budget, w.requests[row].prompt)
+            admit(w, eng, row, 0, part)
+            budget -= part
+    elif eng.prefilling > 0:
+        for k in range(eng.running):
+            slot = running(w.room, eng, k)
+            if slot.decoding == 0:
+                part = min(budget, slot.prompt - slot.done)
+                chunk(w, eng, slot, part)
+                budget -= part
+    eng.decodes = 1 if eng.prefilling == 0 and eng.decoding > 0 else 0
+    eng.blocked = 1 if eng.running > 0 else 0
