@@ -264,7 +264,7 @@ def test_the_verb_prints_each_figure_with_its_interval_and_what_it_rests_on(tmp_
     assert main([*args, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
     for part in ("1 × H200 SXM", "TTFT p99", "TPOT p50", "goodput", "$ per million", "80 %", "prior only", "machine:",
-                 "model:", "fp8-kv: KV cache in FP8", "what it waits on"):  # fmt: skip
+                 "model:", "known error of vllm", "fp8-kv: KV cache in FP8", "what it waits on"):  # fmt: skip
         assert part in said, part
     assert main(["show", str(tmp_path / "a"), "--html", str(tmp_path / "a.html")]) == 0
     assert "SIMULATED" in capsys.readouterr().out
