@@ -46,7 +46,7 @@ SAMPLES, SERVED = 24576, 49152
 #: By a part of the accelerator's name: machine, devices of an engine, batch limit Offline and Server.
 LAYOUTS: Mapping[str, tuple[str, int, int, int]] = {
     "H100-SXM": ("h100", 2, 896, 1024), "H200-SXM": ("h200", 1, 806, 896),
-    "GH200 Grace Hopper Superchip 144GB": ("gh200", 1, 806, 806),
+    "GH200 Grace Hopper Superchip 144GB": ("h200", 1, 806, 806),  # the same memory: HBM3e
 }  # fmt: skip
 STREAMING = (
     1.0,
