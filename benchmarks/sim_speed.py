@@ -2,8 +2,9 @@
 
     python benchmarks/sim_speed.py [--requests 1000000] [--growth]
 
-A dense model of 7B parameters, 6 requests/s (Poisson), prompts and answers of about 500 tokens; then the same with
-blocks shared by content, too few of them, and drafts. CPU seconds of one run each: figures and their ratios, no verdicts.
+A dense model of 7B parameters, 6 requests/s (Poisson), prompts and answers of about 500 tokens; then the same
+with blocks shared by content, too few of them, and drafts. CPU seconds of one run each: figures and their
+ratios, no verdicts.
 """
 
 from __future__ import annotations

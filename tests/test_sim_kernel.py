@@ -10,8 +10,8 @@ import pytest
 
 from tests.sim_kernel_cases import POLICIES, cost, plain_load, scenario, simple_cost
 from whywait.sim.kernel import loop, run
-from whywait.sim.kernel_build import get, put, world
-from whywait.sim.kernel_state import SHIFT, World
+from whywait.sim.kernel_build import Tables, get, put, world
+from whywait.sim.kernel_state import SHIFT
 from whywait.sim.state import KEEP_FULL, KEEP_NONE, STATIC, VLLM, Load, Pool, Result, Settings
 
 SEEDS = range(6)
@@ -89,16 +89,14 @@ def test_no_engine_stands_still_while_a_request_waits(case, results):
         assert not ((open_from < end - 1e-9) & (open_to > start + 1e-9)).any()
 
 
-def used_blocks(w: World, e: int) -> int:
+def used_blocks(w: Tables, e: int) -> int:
     """Blocks that the sequences of an engine hold, counted from what is known of each."""
     engine = {
         name: int(get(w.engines, name)[e]) for name in ("running", "counter", "drafts", "reserve", "block", "shared")
     }
     held, rows = 0, []
-    for place in w.room.order[e, : engine["running"]]:
-        slot = {
-            n: int(get(w.room.slots[e][place : place + 1], n)[0]) for n in ("row", "held", "decoding", "base", "grow")
-        }
+    for place in get(w.order[e], "n")[: engine["running"]]:
+        slot = {n: int(get(w.slots[e][place : place + 1], n)[0]) for n in ("row", "held", "decoding", "base", "grow")}
         if slot["decoding"] and not engine["drafts"] and engine["reserve"] != KEEP_FULL:
             slot["held"] = -(-((slot["base"] + slot["grow"] * engine["counter"]) >> SHIFT) // engine["block"])
         held += slot["held"]
@@ -114,16 +112,16 @@ def used_blocks(w: World, e: int) -> int:
         if (requests["decoder"][row] if requests["decoder"][row] >= 0 else requests["replica"][row]) == e:
             held += requests["loaded"][row]
             rows += [row] if requests["decoder"][row] < 0 else []
-    referred = sum(int(w.cache.mine[a : a + n].sum()) for row in rows
+    referred = sum(int(get(w.links[a : a + n], "mine").sum()) for row in rows
                    for a, n in [(requests["chain_at"][row], requests["chain_n"][row])])  # fmt: skip
-    use = get(w.cache.nodes[e][: engine["shared"]], "use")
+    use = get(w.nodes[e][: engine["shared"]], "use")
     assert use[use > 0].sum() == referred
     return int(held - referred + (use > 0).sum())
 
 
-def idle_blocks(w: World, e: int) -> int:
+def idle_blocks(w: Tables, e: int) -> int:
     """Blocks that are free, by walking the list or heap of them."""
-    nodes, shared = w.cache.nodes[e], int(get(w.engines, "shared")[e])
+    nodes, shared = w.nodes[e], int(get(w.engines, "shared")[e])
     size, behind = get(nodes, "size"), get(nodes, "behind")
     count = int(get(w.engines, "blank")[e]) + int(get(w.engines, "idle")[e])
     node = int(get(w.engines, "oldest")[e])
@@ -139,8 +137,8 @@ def test_used_and_free_blocks_are_all_blocks_at_any_time(case, results):
     end = results[case].end_s
     w = world(load, pools, costs, settings._replace(steps=100))
     for part in np.linspace(0.02, 1.0, 25):
-        put(w.clock, 0, {"limit_s": part * end + 1e-9})
-        assert loop(w) == 0
+        put(w.world, 0, {"limit_s": part * end + 1e-9})
+        assert loop(w.world) == 0
         for e in range(len(w.engines)):
             free = int(get(w.engines, "free")[e])
             assert free + used_blocks(w, e) == pools[0].blocks

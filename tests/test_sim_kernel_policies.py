@@ -111,8 +111,7 @@ def test_trtllm_cuts_prompts_at_whole_blocks_or_not_at_all():
 
 
 def test_sglang_takes_back_the_shortest_answer_and_admits_carefully_after():
-    """62 tokens of KV. A ratio of 0 lets both in; when they have grown to 62, the one with the fewer tokens out goes.
-    62 tokens of KV. A ratio of 0 lets both in; when they have grown to 62, the one with the fewer tokens out goes."""
+    """62 tokens of KV. A ratio of 0 lets both in; grown to 62, the one with fewer tokens out goes."""
     load = plain_load([0, 0], [10, 10], [40, 40])
     pool = Pool(policy=SGLANG, blocks=62, block=1, reserve=KEEP_SHARE, ratio=0.0, ratio_min=0.0)
     result = served(load, pool)

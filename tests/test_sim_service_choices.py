@@ -137,6 +137,15 @@ def test_capacity_by_hand(small):
     assert halved.tokens == pytest.approx(2 * c.tokens, rel=0.001)
 
 
+def test_fp8_of_a_model_with_experts_has_scales_by_block():
+    for model, weights, experts in (("minimax-m2.5", "fp8_block", None), ("qwen3-235b-a22b", "fp8", "fp8_block"),
+                                    ("llama-3.1-8b", "fp8", None)):  # fmt: skip
+        found = simulating.deployment_of("h200", model, precision="fp8", layout="tp=4").precision
+        assert (found.weights, found.experts, found.compute) == (weights, experts, "fp8")
+        plain = simulating.deployment_of("h200", model, layout="tp=4")
+        assert techniques.apply("fp8-weights", plain).precision == found
+
+
 def test_a_count_of_blocks_from_a_log_goes_on_as_a_factor(small):
     told = dataclasses.replace(small, engine=dataclasses.replace(small.engine, kv_blocks=1000))
     assert capacity(told).blocks == 1000
@@ -255,7 +264,7 @@ def test_the_verb_prints_each_figure_with_its_interval_and_what_it_rests_on(tmp_
     assert main([*args, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out
     for part in ("1 × H200 SXM", "TTFT p99", "TPOT p50", "goodput", "$ per million", "80 %", "prior only", "machine:",
-                 "model:", "fp8-kv: KV cache in FP8", "what it waits on"):  # fmt: skip
+                 "model:", "known error of vllm", "fp8-kv: KV cache in FP8", "what it waits on"):  # fmt: skip
         assert part in said, part
     assert main(["show", str(tmp_path / "a"), "--html", str(tmp_path / "a.html")]) == 0
     assert "SIMULATED" in capsys.readouterr().out

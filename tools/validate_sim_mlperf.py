@@ -46,9 +46,20 @@ SAMPLES, SERVED = 24576, 49152
 #: By a part of the accelerator's name: machine, devices of an engine, batch limit Offline and Server.
 LAYOUTS: Mapping[str, tuple[str, int, int, int]] = {
     "H100-SXM": ("h100", 2, 896, 1024), "H200-SXM": ("h200", 1, 806, 896),
-    "GH200 Grace Hopper Superchip 144GB": ("gh200", 1, 806, 806),
+    "GH200 Grace Hopper Superchip 144GB": ("h200", 1, 806, 806),  # the same memory: HBM3e
 }  # fmt: skip
-STREAMING = (1.0, 3.0, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5)  # times the host's cost per sequence and step that are tried
+STREAMING = (
+    1.0,
+    3.0,
+    4.0,
+    4.5,
+    5.0,
+    5.5,
+    6.0,
+    6.5,
+    7.0,
+    7.5,
+)  # times the host's cost per sequence and step that are tried
 SHOWN = ("p99 TTFT", "p99 TPOT", "mean TPOT", "limit")
 EXPECTED = {"p99 TTFT": "≤ 25 %", "p99 TPOT": "≤ 25 %", "mean TPOT": "", "limit": "≤ 10 %"}
 
@@ -161,7 +172,7 @@ def trained(name: str) -> bool:
 
 
 def streaming(found: Mapping[str, tuple[System, Calibration]], folder: Path) -> float:
-    """The multiplier of the host's cost per sequence that explains mean TPOT and p99 TTFT of the training systems best."""
+    """The multiplier of the host's cost per sequence that explains mean TPOT and p99 TTFT of the training systems."""
     worth = []
     for times in STREAMING:
         off = []

@@ -5,95 +5,96 @@ from __future__ import annotations
 from typing import Any
 
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import NOBODY, Cache, Engine
+from whywait.sim.kernel_access import heap_at, node_at
+from whywait.sim.kernel_state import NOBODY, Engine, World
 from whywait.sim.state import LFU, LRU
 
 
 @jit
-def append(nodes: Any, ends: Any, e: int, node: int) -> None:
+def append(w: World, ends: Any, e: int, node: int) -> None:
     """As the newest of a list whose ends ``ends`` (an engine or a tier) keeps."""
-    one = nodes[e, node]
+    one = node_at(w, e, node)
     one.before, one.behind = ends.newest, NOBODY
     if ends.newest == NOBODY:
         ends.oldest = node
     else:
-        nodes[e, ends.newest].behind = node
+        node_at(w, e, ends.newest).behind = node
     ends.newest = node
 
 
 @jit
-def unlink(nodes: Any, ends: Any, e: int, node: int) -> None:
-    one = nodes[e, node]
+def unlink(w: World, ends: Any, e: int, node: int) -> None:
+    one = node_at(w, e, node)
     if one.before == NOBODY:
         ends.oldest = one.behind
     else:
-        nodes[e, one.before].behind = one.behind
+        node_at(w, e, one.before).behind = one.behind
     if one.behind == NOBODY:
         ends.newest = one.before
     else:
-        nodes[e, one.behind].before = one.before
+        node_at(w, e, one.behind).before = one.before
 
 
 @jit
-def rest(cache: Cache, eng: Engine, node: int) -> None:
+def rest(w: World, eng: Engine, node: int) -> None:
     """A shared block that nobody holds any more: it may be evicted."""
     eng.stamp += 1
     if eng.evict == LRU:
-        append(cache.nodes, eng, eng.id, node)
+        append(w, eng, eng.id, node)
         return
-    one = cache.nodes[eng.id, node]
+    one = node_at(w, eng.id, node)
     if eng.evict == LFU:
         one.key = (one.hits << 40) + eng.stamp
-    lift(cache, eng, node, eng.idle)
+    lift(w, eng, node, eng.idle)
     eng.idle += 1
 
 
 @jit
-def wake_block(cache: Cache, eng: Engine, node: int) -> None:
+def wake_block(w: World, eng: Engine, node: int) -> None:
     """An idle shared block is held again."""
     if eng.evict == LRU:
-        unlink(cache.nodes, eng, eng.id, node)
+        unlink(w, eng, eng.id, node)
     else:
-        drop(cache, eng, cache.nodes[eng.id, node].place)
+        drop(w, eng, node_at(w, eng.id, node).place)
 
 
 @jit
-def lift(cache: Cache, eng: Engine, node: int, place: int) -> None:
+def lift(w: World, eng: Engine, node: int, place: int) -> None:
     """Puts ``node`` into the heap at ``place`` or above."""
-    heap, nodes, e = cache.heap, cache.nodes, eng.id
-    key = nodes[e, node].key
+    e = eng.id
+    key = node_at(w, e, node).key
     while place > 0:
         up = (place - 1) // 2
-        if nodes[e, heap[e, up]].key <= key:
+        if node_at(w, e, heap_at(w, e, up).n).key <= key:
             break
-        heap[e, place] = heap[e, up]
-        nodes[e, heap[e, place]].place = place
+        heap_at(w, e, place).n = heap_at(w, e, up).n
+        node_at(w, e, heap_at(w, e, place).n).place = place
         place = up
-    heap[e, place] = node
-    nodes[e, node].place = place
+    heap_at(w, e, place).n = node
+    node_at(w, e, node).place = place
 
 
 @jit
-def drop(cache: Cache, eng: Engine, place: int) -> int:
+def drop(w: World, eng: Engine, place: int) -> int:
     """Takes the node at ``place`` out of the heap; that node."""
-    heap, nodes, e = cache.heap, cache.nodes, eng.id
-    gone = heap[e, place]
+    e = eng.id
+    gone = heap_at(w, e, place).n
     eng.idle -= 1
     n = eng.idle
     if place == n:
-        return gone  # type: ignore[no-any-return]
-    node = heap[e, n]
-    key = nodes[e, node].key
+        return gone
+    node = heap_at(w, e, n).n
+    key = node_at(w, e, node).key
     while True:
         down = 2 * place + 1
         if down >= n:
             break
-        if down + 1 < n and nodes[e, heap[e, down + 1]].key < nodes[e, heap[e, down]].key:
+        if down + 1 < n and node_at(w, e, heap_at(w, e, down + 1).n).key < node_at(w, e, heap_at(w, e, down).n).key:
             down += 1
-        if nodes[e, heap[e, down]].key >= key:
+        if node_at(w, e, heap_at(w, e, down).n).key >= key:
             break
-        heap[e, place] = heap[e, down]
-        nodes[e, heap[e, place]].place = place
+        heap_at(w, e, place).n = heap_at(w, e, down).n
+        node_at(w, e, heap_at(w, e, place).n).place = place
         place = down
-    lift(cache, eng, node, place)
-    return gone  # type: ignore[no-any-return]
+    lift(w, eng, node, place)
+    return gone

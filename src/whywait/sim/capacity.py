@@ -124,7 +124,6 @@ def _sizes(d: Deployment, layout: Layout, request: float | None = None) -> Capac
         working = OVERHEAD_BYTES
     if d.speculation is not None and d.speculation.kind == "draft":
         working += 0.03 * weights  # an EAGLE head is one layer and a language head of its own
-    working += state_bytes(a, layout) * e.max_seqs
     each = _per_token(d, layout, request or USUAL_TOKENS)
     room = max(0.0, memory * e.memory_share - weights - working)
     if e.policy == "trtllm":  # its share is of what is free after the weights are loaded
@@ -138,10 +137,11 @@ def _sizes(d: Deployment, layout: Layout, request: float | None = None) -> Capac
 
 
 def _per_token(d: Deployment, layout: Layout, request: float) -> float:
-    """KV bytes per token of a sequence of ``request`` tokens on one device: windowed layers keep their window only."""
+    """KV bytes per token of a sequence of ``request`` tokens on one device: windowed layers keep their window only, and
+    the state of linear layers, one per sequence, is dealt out to its tokens (engines page it like KV)."""
     each = kv_bytes_per_token(d.model, d.precision.kv, layout)[0]
     windowed = window_kv_bytes(d.model, d.precision.kv, layout)
-    return each - windowed * max(0.0, 1 - d.model.window / request)
+    return each - windowed * max(0.0, 1 - d.model.window / request) + state_bytes(d.model, layout) / request
 
 
 def _no_room(d: Deployment, layout: Layout, found: Capacity, request: float | None) -> UsageError:

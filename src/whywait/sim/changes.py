@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from whywait.errors import UsageError
+from whywait.physics.arch import Arch
 from whywait.physics.dtypes import bytes_of
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
@@ -97,12 +98,19 @@ def recounted(d: Deployment) -> Deployment:
     return replace(free, hardware=replace(d.hardware, kv_space=d.hardware.kv_space * by))
 
 
+def as_published(arch: Arch, p: Precision) -> Precision:
+    """FP8 of a model with experts means scales per block of its weights: so such checkpoints are published."""
+    if p.weights != "fp8" or not arch.experts or p.experts is not None:
+        return p
+    return replace(p, weights="fp8_block") if arch.native == "fp8_block" else replace(p, experts="fp8_block")
+
+
 def weights(dtype: str, compute: str) -> Change:
     def change(d: Deployment, _args: Args) -> Deployment:
         """What narrower weights leave free is room for KV, but for llama.cpp, whose context is allotted by a flag."""
         if d.engine.policy != "llama.cpp":
             d = recounted(d)
-        return replace(d, precision=Precision(dtype, d.precision.kv, compute))
+        return replace(d, precision=as_published(d.model, Precision(dtype, d.precision.kv, compute)))
 
     return change
 

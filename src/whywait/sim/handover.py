@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from whywait.sim.cache import give_back, hold, rise, take
 from whywait.sim.jit import jit
+from whywait.sim.kernel_access import engine, level_at, link_at, node_at, request, running, tier_at
 from whywait.sim.kernel_blocks import blocks_of, growth
 from whywait.sim.kernel_queue import first_waiting, pop_waiting, push_back, push_event
 from whywait.sim.kernel_slots import start_decoding, wanted
@@ -15,7 +16,6 @@ from whywait.sim.kernel_state import (
     LOADED,
     NOBODY,
     READY,
-    Clock,
     Engine,
     Request,
     Slot,
@@ -28,120 +28,119 @@ from whywait.sim.kernel_step import cut
 def load_below(w: World, eng: Engine, row: int, found: int, below: int) -> None:
     """``row`` waits, holding its blocks, until those in the tiers have come up. A link carries one load after the
     other."""
-    cache, one = w.cache, w.requests[row]
-    hold(cache, w.requests, eng, row, found)
+    one = request(w, row)
+    hold(w, eng, row, found)
     there = eng.t
     for level in range(1, eng.tiers + 1):
-        tier = cache.tiers[eng.id, level - 1]
+        tier = tier_at(w, eng.id, level - 1)
         count = 0
         for j in range(found, found + below):
-            if cache.nodes[eng.id, cache.chain[one.chain_at + j]].tier == level:
+            if node_at(w, eng.id, link_at(w, one.chain_at + j).id).tier == level:
                 count += 1
         if count > 0:
             tier.idle_s = max(tier.idle_s, eng.t) + tier.latency_s + count * tier.block_s
             there = max(there, tier.idle_s)
     for j in range(found, found + below):
-        node = cache.chain[one.chain_at + j]
-        rise(cache, eng, node)
-        cache.nodes[eng.id, node].use = 1
-        cache.nodes[eng.id, node].hits += 1
-        cache.mine[one.chain_at + j] = 1
-    take(cache, w.requests, eng, below)
+        node = link_at(w, one.chain_at + j).id
+        rise(w, eng, node)
+        node_at(w, eng.id, node).use = 1
+        node_at(w, eng.id, node).hits += 1
+        link_at(w, one.chain_at + j).mine = 1
+    take(w, eng, below)
     one.loaded = found + below
     eng.promised += wanted(eng, one) - one.loaded
-    push_event(w.heap, w.clock[0], there, row * KINDS + LOADED)
+    push_event(w, there, row * KINDS + LOADED)
 
 
 @jit
 def park(w: World, eng: Engine, slot: Slot) -> None:
     """Its prompt is computed here and the first token is out; its KV stays until a decode engine has it."""
-    one = w.requests[slot.row]
+    one = request(w, slot.row)
     one.parked = slot.held
     one.parked_s = eng.t
     one.follow = NOBODY
-    queue = w.levels[eng.id, w.levels.shape[1] - 1]
+    queue = level_at(w, eng.id, w.levels - 1)
     if queue.head == NOBODY:
         queue.head = slot.row
     else:
-        w.requests[queue.tail].follow = slot.row
+        request(w, queue.tail).follow = slot.row
     queue.tail = slot.row
-    w.clock[0].parked += 1
+    w.parked += 1
 
 
 @jit
-def grant(w: World, clock: Clock, at: float) -> None:
-    """Reserves room at decode engines for parked requests, longest parked first, while there is any; hand-overs begin.
-    Reserves room at decode engines for parked requests, longest parked first, while there is any; hand-overs begin."""
-    queue_of = w.levels.shape[1] - 1
-    while clock.parked > 0:
+def grant(w: World, at: float) -> None:
+    """Reserves room at decode engines for parked requests, longest parked first; hand-overs begin."""
+    queue_of = w.levels - 1
+    while w.parked > 0:
         first = NOBODY
-        for e in range(clock.first):
-            row = w.levels[e, queue_of].head
-            if row != NOBODY and (first == NOBODY or w.requests[row].parked_s < w.requests[first].parked_s):
+        for e in range(w.first):
+            row = level_at(w, e, queue_of).head
+            if row != NOBODY and (first == NOBODY or request(w, row).parked_s < request(w, first).parked_s):
                 first = row
-        one = w.requests[first]
-        d = reserve(w, clock, one, at)
+        one = request(w, first)
+        d = reserve(w, one, at)
         if d == NOBODY:
             return
-        source = w.engines[one.replica]
-        w.levels[source.id, queue_of].head = one.follow
-        clock.parked -= 1
+        source = engine(w, one.replica)
+        level_at(w, source.id, queue_of).head = one.follow
+        w.parked -= 1
         one.decoder = d
-        source.link_s = max(source.link_s, at) + clock.latency_s + clock.token_s * one.prompt
-        push_event(w.heap, clock, source.link_s, first * KINDS + HANDED)
+        source.link_s = max(source.link_s, at) + w.latency_s + w.token_s * one.prompt
+        push_event(w, source.link_s, first * KINDS + HANDED)
 
 
 @jit
-def reserve(w: World, clock: Clock, one: Request, at: float) -> int:
+def reserve(w: World, one: Request, at: float) -> int:
     """The decode engine with the fewest requests that has the blocks and is below the cap; NOBODY: none."""
     best, fewest = NOBODY, 0
-    for d in range(clock.first, clock.engines):
-        eng = w.engines[d]
+    for d in range(w.first, w.engines):
+        eng = engine(w, d)
         load = eng.running + eng.waiting + eng.in_flight
-        if (best != NOBODY and load >= fewest) or (clock.cap > 0 and eng.in_flight >= clock.cap):
+        if (best != NOBODY and load >= fewest) or (w.cap > 0 and eng.in_flight >= w.cap):
             continue
         if eng.mode == BUSY and eng.n > 1:
             cut(eng, at)
         steps = eng.n if eng.mode == BUSY and eng.decodes == 1 else 0
-        if wanted(eng, one) <= eng.free - eng.promised - growth(w.room, eng, steps):
+        if wanted(eng, one) <= eng.free - eng.promised - growth(w, eng, steps):
             best, fewest = d, load
     if best != NOBODY:
-        eng = w.engines[best]
+        eng = engine(w, best)
         eng.in_flight += 1
         one.loaded = wanted(eng, one)
-        take(w.cache, w.requests, eng, one.loaded)
+        take(w, eng, one.loaded)
     return best
 
 
 @jit
-def handed(w: World, clock: Clock, row: int, at: float) -> None:
+def handed(w: World, row: int, at: float) -> None:
     """The KV has come: the prefill engine is rid of it, the decode engine may go on."""
-    one = w.requests[row]
-    source, eng = w.engines[one.replica], w.engines[one.decoder]
+    one = request(w, row)
+    source, eng = engine(w, one.replica), engine(w, one.decoder)
     one.handover_s = at - one.parked_s
     give_back(w, source, row, one.parked, False)
     one.parked = 0
     one.handed = 1
     eng.in_flight -= 1
-    push_back(w.levels, w.requests, eng, row)
-    grant(w, clock, at)
+    push_back(w, eng, row)
+    grant(w, at)
 
 
 @jit
 def enter_handed(w: World, eng: Engine) -> None:
     """Requests whose KV has come start to decode, in order, while there are places and blocks for their next token."""
     while eng.waiting > 0 and eng.running < eng.max_seqs:
-        row = first_waiting(w.levels, eng)
+        row = first_waiting(w, eng)
         if row == NOBODY:
             return
-        one = w.requests[row]
+        one = request(w, row)
         if one.handed == 0:
             return
         more = max(0, blocks_of(eng, one.prompt + 1 + eng.drafts) - one.loaded)
-        if eng.decoding > 0 and more > eng.free - growth(w.room, eng, 1):
+        if eng.decoding > 0 and more > eng.free - growth(w, eng, 1):
             return
-        pop_waiting(w.levels, w.requests, eng, row)
-        slot = w.room.slots[eng.id, w.room.order[eng.id, eng.running]]
+        pop_waiting(w, eng, row)
+        slot = running(w, eng, eng.running)
         eng.running += 1
         eng.prefilling += 1
         slot.row, slot.busy = row, 1
@@ -153,8 +152,7 @@ def enter_handed(w: World, eng: Engine) -> None:
 
 @jit
 def wake(eng: Engine, at: float, sure: bool) -> None:
-    """Something came for this engine: it plans now, or after the step in flight, unless it could not start it anyway.
-    Something came for this engine: it plans now, or after the step in flight, unless it could not start it anyway."""
+    """Something came for this engine: it plans now, or after the step in flight, unless that would not help."""
     if eng.mode == IDLE:
         eng.t = at
         eng.mode = READY

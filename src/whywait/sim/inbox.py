@@ -1,14 +1,15 @@
 """What an engine does not see yet: requests that came while the next step was already planned, or between two looks.
 
 Engines that schedule ahead (vLLM's async scheduling, the overlap of SGLang and TensorRT-LLM) plan a step when the one
-before begins, so that what arrives during a step starts in the one after the next. SGLang may look for new requests only
-every few decode steps (``--scheduler-recv-interval``). TensorRT-LLM may put new prompts off until they fill a step
+before begins, so that what arrives during a step starts in the one after the next. SGLang may look for new requests
+only every few decode steps (``--scheduler-recv-interval``). TensorRT-LLM may put new prompts off until they fill a step
 (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``).
 """
 
 from __future__ import annotations
 
 from whywait.sim.jit import jit
+from whywait.sim.kernel_access import level_at, request
 from whywait.sim.kernel_queue import push_back
 from whywait.sim.kernel_state import NOBODY, Engine, World
 from whywait.sim.kernel_step import took
@@ -17,11 +18,11 @@ from whywait.sim.kernel_step import took
 @jit
 def lay_by(w: World, eng: Engine, row: int) -> None:
     """A request has come; the engine sees it when it looks."""
-    w.requests[row].follow = NOBODY
+    request(w, row).follow = NOBODY
     if eng.inbox == 0:
         eng.inbox_head = row
     else:
-        w.requests[eng.inbox_tail].follow = row
+        request(w, eng.inbox_tail).follow = row
     eng.inbox_tail = row
     eng.inbox += 1
 
@@ -44,11 +45,11 @@ def take_in(w: World, eng: Engine) -> None:
     """Queues what the engine has seen. An idle engine sees all."""
     if eng.running + eng.waiting == 0:
         eng.seen, eng.unlooked = eng.t, 0
-    while eng.inbox > 0 and w.requests[eng.inbox_head].queued_s <= eng.seen:
+    while eng.inbox > 0 and request(w, eng.inbox_head).queued_s <= eng.seen:
         row = eng.inbox_head
-        eng.inbox_head = w.requests[row].follow
+        eng.inbox_head = request(w, row).follow
         eng.inbox -= 1
-        push_back(w.levels, w.requests, eng, row)
+        push_back(w, eng, row)
 
 
 @jit
@@ -58,12 +59,12 @@ def put_off(w: World, eng: Engine, budget: int) -> bool:
         return False
     filled, places = eng.token_budget - budget, eng.max_seqs - eng.running
     enough = eng.wait_share * eng.token_budget
-    for k in range(w.levels.shape[1]):
-        row = w.levels[eng.id, k].head
+    for k in range(w.levels):
+        row = level_at(w, eng.id, k).head
         while row != NOBODY and places > 0 and filled < enough:
-            filled += w.requests[row].prompt + w.requests[row].made
+            filled += request(w, row).prompt + request(w, row).made
             places -= 1
-            row = w.requests[row].follow
+            row = request(w, row).follow
     if filled >= enough or eng.waited >= eng.wait_steps:
         eng.waited = 0
         return False

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 try:
     if os.environ.get("WHYWAIT_SIM") == "python":
         raise ImportError
-    import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    from numba.core import caching  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import numba
+    from numba.core import caching, types
+    from numba.extending import intrinsic
 
     COMPILED = True
 except ImportError:
@@ -50,13 +53,40 @@ def entry(function: F) -> F:
 
 
 def _compiled(function: F, inner: bool) -> F:
-    # Nothing here allocates: without reference counts calls are several times cheaper.
-    options = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+    # Nothing here allocates, and without reference counts calls are several times cheaper.
+    options: dict[str, Any] = {
+        "error_model": "numpy",
+        "_nrt": False,
+        "no_cfunc_wrapper": True,
+        "no_cpython_wrapper": inner,
+    }
     try:
         compiled: Any = numba.njit(cache=True, **options)(function)
         cache = compiled._cache
         name = f"{cache._impl.filename_base}-{_STAMP[:12]}"
         cache._cache_file = caching.IndexDataCacheFile(cache._cache_path, name, _STAMP)
-    except (RuntimeError, AttributeError):  # no folder to keep it in, or another numba: compile in each process
+    except (RuntimeError, AttributeError):  # no folder to keep it in, or another numba: compile each time
         compiled = numba.njit(**options)(function)
     return compiled  # type: ignore[no-any-return]
+
+
+def viewer(dtype: np.dtype[np.void]) -> Callable[[Any, int], Any]:
+    """A function that gives record ``index`` of a table: of records at an address when compiled, else of the array."""
+    if not COMPILED:
+        return _item
+    record = numba.from_dtype(dtype)
+    size = dtype.itemsize
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def view(_typing: Any, _table: Any, _index: Any) -> Any:
+        def code(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            offset = builder.mul(values[1], context.get_constant(types.int64, size))
+            return builder.inttoptr(builder.add(values[0], offset), context.get_value_type(record))
+
+        return record(types.int64, types.int64), code
+
+    return view  # type: ignore[no-any-return]
+
+
+def _item(table: Any, index: int) -> Any:
+    return table[index]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from whywait.physics.step import StepCost
 from whywait.sim.cache import give_back, register
 from whywait.sim.handover import enter_handed, grant, handed, park, wake
 from whywait.sim.inbox import lay_by, note_steps, take_in
 from whywait.sim.jit import entry, jit
-from whywait.sim.kernel_blocks import blocks_of, grow, running
+from whywait.sim.kernel_access import due_at, engine, event_at, order, request, running, seat
+from whywait.sim.kernel_blocks import blocks_of, grow
 from whywait.sim.kernel_build import put, result, steps, world
 from whywait.sim.kernel_queue import pop_event, push_back, push_front
 from whywait.sim.kernel_record import record
@@ -26,7 +28,6 @@ from whywait.sim.kernel_state import (
     NOBODY,
     PREFILL,
     READY,
-    Clock,
     Engine,
     Request,
     Slot,
@@ -39,35 +40,35 @@ from whywait.sim.state import KEEP_FULL, SGLANG, STATIC, Load, Pool, Result, Set
 
 
 @entry
-def loop(w: World) -> int:
+def loop(worlds: Any) -> int:
     """Runs until nothing is left to happen or the limit is reached (0), or the record of steps is full (1)."""
-    clock = w.clock[0]
+    w = worlds[0]
     while True:
-        e, at = earliest(w, clock)
-        due = next_arrival(w, clock)
-        if min(at, due) > clock.limit_s or (e < 0 and due == math.inf):
+        e, at = earliest(w)
+        due = next_arrival(w)
+        if min(at, due) > w.limit_s or (e < 0 and due == math.inf):
             return 0
         if due <= at:
-            clock.now = due
-            arrive(w, clock, due)
+            w.now = due
+            arrive(w, due)
             continue
-        eng = w.engines[e]
-        clock.now = at
+        eng = engine(w, e)
+        w.now = at
         if eng.mode == READY:
-            start(w, clock, eng)
+            start(w, eng)
             continue
-        if clock.drain == 1 and clock.rows + clock.engines >= len(w.rows):
+        if w.drain == 1 and w.rows + w.engines >= w.size:
             return 1
-        commit(w, clock, eng)
+        commit(w, eng)
 
 
 @jit
-def earliest(w: World, clock: Clock) -> tuple[int, float]:
+def earliest(w: World) -> tuple[int, float]:
     """The engine whose steps end, or that may plan, first; −1: all are idle."""
     best, at = -1, math.inf
     ready = False
-    for e in range(clock.engines):
-        eng = w.engines[e]
+    for e in range(w.engines):
+        eng = engine(w, e)
         if eng.mode == BUSY and (eng.end < at or (eng.end == at and ready)):
             best, at, ready = e, eng.end, False
         elif eng.mode == READY and eng.t < at:
@@ -76,43 +77,43 @@ def earliest(w: World, clock: Clock) -> tuple[int, float]:
 
 
 @jit
-def next_arrival(w: World, clock: Clock) -> float:
+def next_arrival(w: World) -> float:
     due = math.inf
-    if clock.events > 0:
-        due = w.heap[0].at
-    if clock.closed == 0 and clock.next < clock.arrivals:
-        due = min(due, w.due[clock.next].at)
+    if w.events > 0:
+        due = event_at(w, 0).at
+    if w.closed == 0 and w.next < w.arrivals:
+        due = min(due, due_at(w, w.next).at)
     return due
 
 
 @jit
-def arrive(w: World, clock: Clock, at: float) -> None:
+def arrive(w: World, at: float) -> None:
     """The next arrival or other event, which is due ``at``."""
-    if clock.closed == 0 and clock.next < clock.arrivals and w.due[clock.next].at <= at:
-        row = w.due[clock.next].code
-        clock.next += 1
-        receive(w, clock, row, at)
+    if w.closed == 0 and w.next < w.arrivals and due_at(w, w.next).at <= at:
+        row = due_at(w, w.next).code
+        w.next += 1
+        receive(w, row, at)
         return
-    code = pop_event(w.heap, clock)
+    code = pop_event(w)
     row = code // KINDS
     if code % KINDS == ARRIVES:
-        receive(w, clock, row, at)
+        receive(w, row, at)
     elif code % KINDS == LOADED:
-        eng = w.engines[w.requests[row].replica]
-        push_front(w.levels, w.requests, eng, row)
+        eng = engine(w, request(w, row).replica)
+        push_front(w, eng, row)
         wake(eng, at, True)
     else:
-        handed(w, clock, row, at)
-        wake(w.engines[w.requests[row].decoder], at, True)
-        wake(w.engines[w.requests[row].replica], at, True)
+        handed(w, row, at)
+        wake(engine(w, request(w, row).decoder), at, True)
+        wake(engine(w, request(w, row).replica), at, True)
 
 
 @jit
-def receive(w: World, clock: Clock, row: int, at: float) -> None:
-    one = w.requests[row]
+def receive(w: World, row: int, at: float) -> None:
+    one = request(w, row)
     one.queued_s = at
-    eng = w.engines[route(w, clock, row, at)]
-    if never_fits(eng, one) or (clock.first < clock.engines and never_fits(w.engines[clock.first], one)):
+    eng = engine(w, route(w, row, at))
+    if never_fits(eng, one) or (w.first < w.engines and never_fits(engine(w, w.first), one)):
         one.refused = 1
         ended(w, row, at)
         return
@@ -120,7 +121,7 @@ def receive(w: World, clock: Clock, row: int, at: float) -> None:
     if eng.ahead == 1 or eng.receive_every > 1:
         lay_by(w, eng, row)
     else:
-        push_back(w.levels, w.requests, eng, row)
+        push_back(w, eng, row)
     wake(eng, at, False)
 
 
@@ -133,11 +134,11 @@ def never_fits(eng: Engine, one: Request) -> bool:
         uncut = one.prompt if eng.reserve == KEEP_FULL else whole  # as a preempted one comes again
         if uncut > eng.token_budget:
             return True
-    return blocks_of(eng, whole + eng.drafts) > eng.blocks  # type: ignore[no-any-return]
+    return blocks_of(eng, whole + eng.drafts) > eng.blocks
 
 
 @jit
-def start(w: World, clock: Clock, eng: Engine) -> None:
+def start(w: World, eng: Engine) -> None:
     """Plans the next step and sets it going, if there is anything to do."""
     eng.seqs, eng.tokens, eng.pairs, eng.window_pairs = 0, 0, 0, 0
     if eng.inbox > 0:
@@ -156,14 +157,14 @@ def start(w: World, clock: Clock, eng: Engine) -> None:
     if eng.seqs == 0 and eng.decodes == 0:
         eng.mode = IDLE
         return
-    begin(w.room, eng, clock.macro)
+    begin(w, eng)
 
 
 @jit
 def count_prompts(w: World, eng: Engine) -> None:
     """Sums what the plan takes of prompts."""
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 0 and slot.take > 0:
             eng.seqs += 1
             eng.tokens += slot.take
@@ -173,32 +174,30 @@ def count_prompts(w: World, eng: Engine) -> None:
 
 
 @jit
-def commit(w: World, clock: Clock, eng: Engine) -> None:
+def commit(w: World, eng: Engine) -> None:
     """The steps in flight have ended: tokens are out, prompts have moved on, some sequences leave."""
-    record(w.rows, clock, eng)
+    record(w, eng)
     if eng.ahead == 1 or eng.receive_every > 1:
         note_steps(eng)
     eng.t = eng.end
     if eng.decodes == 1:
         eng.made += eng.decoding * eng.n
-        grow(w.room, w.cache, w.requests, eng, eng.n)
+        grow(w, eng, eng.n)
     if eng.seqs > 0 or eng.counter >= eng.next_end:
         advance(w, eng)
     eng.mode = READY
-    if clock.parked > 0:
-        grant(w, clock, eng.t)
+    if w.parked > 0:
+        grant(w, eng.t)
 
 
 @jit
 def advance(w: World, eng: Engine) -> None:
-    """Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others.
-    Moves prompts on by what was taken of them; takes out what has its last token, keeping the order of the others."""
+    """Moves prompts on by what was taken of them; takes out what has its last token."""
     e, keep, count = eng.id, 0, eng.running
-    order = w.room.order
     gone, last = 0, NOBODY  # those that leave, chained by their places
     for k in range(count):
-        place = order[e, k]
-        slot = w.room.slots[e, place]
+        place = order(w, e, k).n
+        slot = seat(w, e, place)
         leaves = slot.decoding == 1 and slot.end <= eng.counter
         if slot.decoding == 0 and slot.take > 0:
             leaves = prefilled(w, eng, slot)
@@ -208,12 +207,12 @@ def advance(w: World, eng: Engine) -> None:
             gone += 1
             slot.own, last = last, place
         else:
-            order[e, keep] = place
+            order(w, e, keep).n = place
             keep += 1
     eng.running = keep
     for k in range(gone):
-        order[e, keep + k] = last
-        last = w.room.slots[e, last].own
+        order(w, e, keep + k).n = last
+        last = seat(w, e, last).own
     if gone > 0:
         eng.full = 0
     if gone > 0 or eng.policy == STATIC:
@@ -226,7 +225,7 @@ def advance(w: World, eng: Engine) -> None:
 def leave(w: World, eng: Engine, slot: Slot) -> bool:
     """A sequence has given all it gives here; whether it makes room (in a static batch it stays to the end of the
     batch)."""
-    one = w.requests[slot.row]
+    one = request(w, slot.row)
     if eng.policy == STATIC:
         if slot.end < NEVER or slot.decoding == 0:
             finish(w, eng, slot.row)
@@ -249,7 +248,7 @@ def leave(w: World, eng: Engine, slot: Slot) -> bool:
 def clear_batch(w: World, eng: Engine) -> None:
     """The longest answer of a static batch is out."""
     for k in range(eng.running):
-        stop(w, eng, running(w.room, eng, k), False)
+        stop(w, eng, running(w, eng, k), False)
     eng.running, eng.gone, eng.next_end = 0, 0, NEVER
 
 
@@ -258,9 +257,9 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
     """A chunk of its prompt is computed; True where nothing is left to do for it here."""
     slot.done += slot.take
     slot.take = 0
-    one = w.requests[slot.row]
+    one = request(w, slot.row)
     if eng.policy == SGLANG:
-        register(w.cache, eng, one, slot, slot.done)
+        register(w, eng, one, slot, slot.done)
     if slot.done < slot.prompt:
         return False
     eng.made += 1
@@ -273,32 +272,33 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
 
 
 @entry
-def receive_now(w: World, row: int, now: float) -> None:
+def receive_now(worlds: Any, row: int, now: float) -> None:
     """``row`` arrives at the only engine."""
-    receive(w, w.clock[0], row, now)
+    receive(worlds[0], row, now)
 
 
 @entry
-def step_now(w: World, now: float) -> float:
+def step_now(worlds: Any, now: float) -> float:
     """The only engine plans and does one step at ``now``; its seconds, 0: nothing to do."""
-    clock, eng = w.clock[0], w.engines[0]
-    while clock.events > 0 and w.heap[0].at <= now:
-        arrive(w, clock, w.heap[0].at)
+    w = worlds[0]
+    eng = engine(w, 0)
+    while w.events > 0 and event_at(w, 0).at <= now:
+        arrive(w, event_at(w, 0).at)
     eng.t = now
-    start(w, clock, eng)
+    start(w, eng)
     if eng.mode != BUSY:
         return 0.0
     took_s = eng.end - eng.t
-    commit(w, clock, eng)
-    return took_s  # type: ignore[no-any-return]
+    commit(w, eng)
+    return took_s
 
 
 def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:
     """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``."""
     w = world(load, pools, costs, settings)
     full = []
-    while loop(w) == 1:
+    while loop(w.world) == 1:
         full.append(steps(w))
-        put(w.clock, 0, {"rows": 0})
+        put(w.world, 0, {"rows": 0})
     full.append(steps(w))
     return result(w, full)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,17 +15,17 @@ from whywait.sim.kernel_state import (
     KINDS,
     NOBODY,
     PREFILL,
-    Cache,
-    Clock,
     Engine,
     Event,
     Level,
+    Link,
     Node,
+    Real,
     Request,
-    Room,
     Row,
     Slot,
     Tier,
+    Whole,
     World,
     records,
 )
@@ -62,45 +62,65 @@ def get(table: Any, name: str) -> Any:
     return table[name]
 
 
-def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings, ids: int = 0) -> World:
+class Tables(NamedTuple):
+    """Everything the kernel keeps; its ``world`` knows where the others are."""
+
+    world: Any  # (1,)
+    engines: Any  # (engines,)
+    slots: Any  # (engines, max_seqs)
+    order: Any  # the same
+    phase: Any  # (engines, block)
+    linear: Any  # (kinds, tokens + 1, and the slope beyond them)
+    accept: Any  # (kinds, drafts)
+    links: Any  # (m,) of all chains
+    nodes: Any  # (engines, ids + runs)
+    heap: Any  # (engines, ids), or none where eviction goes by age
+    tiers: Any  # (engines, tiers)
+    requests: Any  # (n,)
+    levels: Any  # (engines, levels + 1)
+    due: Any  # (roots,)
+    events: Any
+    rows: Any
+
+
+def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings, ids: int = 0) -> Tables:
     """The state at time 0, nothing having arrived; with room for at least ``ids`` shared blocks."""
     count = sum(settings.engines)
-    clock = records(Clock, 1)
+    one = records(World, 1)
     size = CHUNK if settings.steps < 0 else settings.steps
-    put(
-        clock,
-        0,
-        {
-            "engines": count,
-            "first": settings.engines[0],
-            "routing": settings.routing,
-            "seed": settings.seed,
-            "macro": int(settings.macro),
-            "limit_s": settings.limit_s,
-            "left": len(load.prompt),
-            "frontend_s": pools[0].frontend_s,
-            "frontend_token_s": pools[0].frontend_token_s,
-            "cap": settings.handover_in_flight,
-            "token_s": settings.handover_token_s,
-            "latency_s": settings.handover_latency_s,
-            "whole": size // 2,
-            "drain": int(settings.steps < 0),
-        },
-    )
     requests, levels = requests_of(load, any(pool.priority for pool in pools))
-    due, heap = arrivals(load, pools[0], settings, clock, requests)
+    due, events, closed = arrivals(load, pools[0], settings, requests)
     engines = engines_of(pools, costs, settings.engines)
-    return World(
-        clock=clock,
+    tables = Tables(
+        world=one,
         engines=engines,
-        room=room(pools, costs, count),
-        cache=cache(load, pools, requests, engines, ids),
+        **room(pools, costs, count),
+        **cache(load, pools, requests, engines, ids),
         requests=requests,
         levels=records(Level, (count, levels + 1)),
         due=due,
-        heap=heap,
+        events=events,
         rows=records(Row, size),
     )
+    limits = {"seed": settings.seed, "macro": int(settings.macro), "limit_s": settings.limit_s, "whole": size // 2}
+    pool = {"frontend_s": pools[0].frontend_s, "frontend_token_s": pools[0].frontend_token_s}
+    many = {"engines": count, "first": settings.engines[0], "routing": settings.routing, "left": len(load.prompt)}
+    link = {"cap": settings.handover_in_flight, "token_s": settings.handover_token_s}
+    more = {"latency_s": settings.handover_latency_s, "drain": int(settings.steps < 0)}
+    put(one, 0, {**limits, **pool, **many, **link, **more, **closed})
+    return located(tables)
+
+
+def located(tables: Tables) -> Tables:
+    """Tells the world where the tables are: again after one has been replaced."""
+    where = {}
+    for name, table in zip(tables._fields[1:], tables[1:], strict=True):
+        where[f"at_{name}"] = table.reshape(-1) if table.dtype == object else table.ctypes.data
+    wide = {"seats": tables.slots, "block": tables.phase, "tokens": tables.linear, "drafts": tables.accept}
+    wide.update(nodes=tables.nodes, ids=tables.heap, tiers=tables.tiers, levels=tables.levels)
+    widths = {name: table.shape[1] for name, table in wide.items()}
+    put(tables.world, 0, {**where, **widths, "size": len(tables.rows)})
+    return tables
 
 
 def engines_of(pools: Sequence[Pool], costs: Sequence[StepCost], counts: Sequence[int]) -> Any:
@@ -125,20 +145,24 @@ def engine_fields(place: int, kind: int, role: int, pool: Pool, cost: StepCost) 
     return {name: int(value) if isinstance(value, bool | np.bool_) else value for name, value in fields.items()}
 
 
-def room(pools: Sequence[Pool], costs: Sequence[StepCost], engines: int) -> Room:
+def room(pools: Sequence[Pool], costs: Sequence[StepCost], engines: int) -> dict[str, Any]:
+    """Places for sequences, and what steps cost."""
     seqs = max(pool.max_seqs for pool in pools)
     tokens = max(min(TABLE, max(pool.token_budget, pool.max_seqs * (1 + pool.drafts))) for pool in pools)
     accept = np.zeros((len(pools), max(1, *(pool.drafts for pool in pools), 1)))
     for kind, pool in enumerate(pools):
         given = np.asarray(pool.acceptance, float)[: pool.drafts]
         accept[kind, : len(given)] = given
-    return Room(
-        slots=records(Slot, (engines, seqs)),
-        order=np.tile(np.arange(seqs, dtype=np.int64), (engines, 1)),
-        phase=np.zeros((engines, max(pool.block for pool in pools)), np.int64),
-        linear_s=np.stack([np.append(table(cost, tokens), last_slope(cost)) for cost in costs]),
-        accept=accept,
-    )
+    order = records(Whole, (engines, seqs))
+    costs_s = np.stack([np.append(table(cost, tokens), last_slope(cost)) for cost in costs])
+    linear, shares = records(Real, costs_s.shape), records(Real, accept.shape)
+    for e in range(engines):
+        put(order[e], slice(None), {"n": np.arange(seqs)})
+    for kind in range(len(pools)):
+        put(linear[kind], slice(None), {"x": costs_s[kind]})
+        put(shares[kind], slice(None), {"x": accept[kind]})
+    phase = records(Whole, (engines, max(pool.block for pool in pools)))
+    return {"slots": records(Slot, (engines, seqs)), "order": order, "phase": phase, "linear": linear, "accept": shares}
 
 
 def table(cost: StepCost, tokens: int) -> F8:
@@ -158,7 +182,7 @@ def last_slope(cost: StepCost) -> float:
     return float((cost.linear_s[-1] - cost.linear_s[-2]) / (cost.grid[-1] - cost.grid[-2]))
 
 
-def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: int) -> Cache:
+def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: int) -> dict[str, Any]:
     """The prefix caches, empty. Where eviction goes by age and there is nothing below the device, only the
     beginning of a chain that other rows have too is kept: what nobody can find again is no different from private
     blocks."""
@@ -187,7 +211,10 @@ def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: i
         for k, blocks in enumerate(pool.tier_blocks):
             link = {"block_s": pool.tier_block_s[k], "latency_s": pool.tier_latency_s[k]}
             put(tiers[e], k, {"blocks": blocks, **link})
-    return Cache(chain, np.zeros(len(chain), np.int64), nodes, np.zeros((count, ids if by_key else 0), np.int64), tiers)
+    links = records(Link, len(chain))
+    put(links, slice(None), {"id": chain})
+    heap = records(Whole, (count, ids if by_key else 0))
+    return {"links": links, "nodes": nodes, "heap": heap, "tiers": tiers}
 
 
 def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
@@ -209,7 +236,7 @@ def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
     return requests, levels
 
 
-def arrivals(load: Load, pool: Pool, settings: Settings, clock: Any, requests: Any) -> tuple[Any, Any]:
+def arrivals(load: Load, pool: Pool, settings: Settings, requests: Any) -> tuple[Any, Any, dict[str, int]]:
     """Rows that come by themselves, in order, and the heap of events. In a closed loop the first ones come at once
     and each end brings the next."""
     roots = np.flatnonzero(load.after < 0)
@@ -228,24 +255,23 @@ def arrivals(load: Load, pool: Pool, settings: Settings, clock: Any, requests: A
         put(requests, roots, {"sent_s": sent})
         by = np.argsort(ready, kind="stable")
         put(due, slice(None), {"at": ready[by], "code": roots[by]})
-    put(clock, 0, {"next": first, "arrivals": len(roots), "events": first, "closed": int(closed)})
-    return due, heap
+    return due, heap, {"next": first, "arrivals": len(roots), "events": first, "closed": int(closed)}
 
 
-def grown(w: World, more: int) -> World:
+def grown(w: Tables, more: int) -> Tables:
     """The same with room for ``more`` requests."""
     requests = np.concatenate([w.requests, records(Request, more)])
-    heap = np.concatenate([w.heap, records(Event, more)])
-    return w._replace(requests=requests, heap=heap)
+    events = np.concatenate([w.events, records(Event, more)])
+    return located(w._replace(requests=requests, events=events))
 
 
-def steps(w: World) -> Steps:
+def steps(w: Tables) -> Steps:
     """The record so far; to be emptied by the caller where all of it is kept."""
-    kept = int(get(w.clock, "rows")[0])
+    kept = int(get(w.world, "rows")[0])
     return Steps(**{name: np.array(get(w.rows[:kept], name), dtype=KIND.get(name, np.int64)) for name in Steps._fields})
 
 
-def result(w: World, full: Sequence[Steps]) -> Result:
+def result(w: Tables, full: Sequence[Steps]) -> Result:
     joined = full[0] if len(full) == 1 else Steps(*(np.concatenate(columns) for columns in zip(*full, strict=True)))
     fields = {name: get(w.requests, name) for name in Request.__dataclass_fields__ if name in Result._fields}
     fields["refused"] = fields["refused"] == 1
@@ -253,7 +279,7 @@ def result(w: World, full: Sequence[Steps]) -> Result:
         **fields,
         drafted=int(sum(get(w.engines, "drafted"))),
         accepted=int(sum(get(w.engines, "accepted"))),
-        end_s=float(get(w.clock, "now")[0]),
+        end_s=float(get(w.world, "now")[0]),
         steps=joined,
-        steps_stride=int(get(w.clock, "stride")[0]),
+        steps_stride=int(get(w.world, "stride")[0]),
     )

@@ -5,26 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import NOBODY, Clock, Engine
+from whywait.sim.kernel_access import event_at, level_at, request
+from whywait.sim.kernel_state import NOBODY, Engine, World
 
 
 @jit
-def push_back(levels: Any, requests: Any, eng: Engine, row: int) -> None:
-    one = requests[row]
-    level = levels[eng.id, one.level]
+def push_back(w: World, eng: Engine, row: int) -> None:
+    one = request(w, row)
+    level = level_at(w, eng.id, one.level)
     one.follow = NOBODY
     if level.head == NOBODY:
         level.head = row
     else:
-        requests[level.tail].follow = row
+        request(w, level.tail).follow = row
     level.tail = row
     eng.waiting += 1
 
 
 @jit
-def push_front(levels: Any, requests: Any, eng: Engine, row: int) -> None:
-    one = requests[row]
-    level = levels[eng.id, one.level]
+def push_front(w: World, eng: Engine, row: int) -> None:
+    one = request(w, row)
+    level = level_at(w, eng.id, one.level)
     one.follow = level.head
     if level.head == NOBODY:
         level.tail = row
@@ -33,21 +34,21 @@ def push_front(levels: Any, requests: Any, eng: Engine, row: int) -> None:
 
 
 @jit
-def first_waiting(levels: Any, eng: Engine) -> int:
+def first_waiting(w: World, eng: Engine) -> int:
     """The row that is next at this engine, or NOBODY."""
     if eng.waiting > 0:
-        for k in range(levels.shape[1]):
-            row = levels[eng.id, k].head
+        for k in range(w.levels):
+            row = level_at(w, eng.id, k).head
             if row != NOBODY:
-                return row  # type: ignore[no-any-return]
+                return row
     return NOBODY
 
 
 @jit
-def pop_waiting(levels: Any, requests: Any, eng: Engine, row: int) -> None:
+def pop_waiting(w: World, eng: Engine, row: int) -> None:
     """Takes out ``row``, which first_waiting gave."""
-    one = requests[row]
-    levels[eng.id, one.level].head = one.follow
+    one = request(w, row)
+    level_at(w, eng.id, one.level).head = one.follow
     eng.waiting -= 1
 
 
@@ -57,36 +58,36 @@ def before(at: float, code: int, other: Any) -> bool:
 
 
 @jit
-def push_event(heap: Any, clock: Clock, at: float, code: int) -> None:
+def push_event(w: World, at: float, code: int) -> None:
     """Into a heap by time, then by code."""
-    i = clock.events
-    clock.events += 1
+    i = w.events
+    w.events += 1
     while i > 0:
         up = (i - 1) // 2
-        if not before(at, code, heap[up]):
+        if not before(at, code, event_at(w, up)):
             break
-        heap[i].at, heap[i].code = heap[up].at, heap[up].code
+        event_at(w, i).at, event_at(w, i).code = event_at(w, up).at, event_at(w, up).code
         i = up
-    heap[i].at, heap[i].code = at, code
+    event_at(w, i).at, event_at(w, i).code = at, code
 
 
 @jit
-def pop_event(heap: Any, clock: Clock) -> int:
+def pop_event(w: World) -> int:
     """Takes out the first; its code."""
-    first = heap[0].code
-    clock.events -= 1
-    n = clock.events
-    at, code = heap[n].at, heap[n].code
+    first = event_at(w, 0).code
+    w.events -= 1
+    n = w.events
+    at, code = event_at(w, n).at, event_at(w, n).code
     i = 0
     while True:
         down = 2 * i + 1
         if down >= n:
             break
-        if down + 1 < n and before(heap[down + 1].at, heap[down + 1].code, heap[down]):
+        if down + 1 < n and before(event_at(w, down + 1).at, event_at(w, down + 1).code, event_at(w, down)):
             down += 1
-        if before(at, code, heap[down]):
+        if before(at, code, event_at(w, down)):
             break
-        heap[i].at, heap[i].code = heap[down].at, heap[down].code
+        event_at(w, i).at, event_at(w, i).code = event_at(w, down).at, event_at(w, down).code
         i = down
-    heap[i].at, heap[i].code = at, code
-    return first  # type: ignore[no-any-return]
+    event_at(w, i).at, event_at(w, i).code = at, code
+    return first

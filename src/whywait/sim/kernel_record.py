@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import Clock, Engine, Row
+from whywait.sim.kernel_access import row_at
+from whywait.sim.kernel_state import Engine, Row, World
 
 
 @jit
-def record(rows: Any, clock: Clock, eng: Engine) -> None:
+def record(w: World, eng: Engine) -> None:
     """A row for the steps in flight; past the rows kept whole only every ``stride``-th."""
-    size = len(rows)
+    size = w.size
     if size == 0:
         return
-    if clock.rows >= clock.whole and clock.drain == 0:
-        clock.skipped += 1
-        if clock.skipped < clock.stride:
+    if w.rows >= w.whole and w.drain == 0:
+        w.skipped += 1
+        if w.skipped < w.stride:
             return
-        clock.skipped = 0
-        if clock.rows == size:
-            thin(rows, clock)
-    put(rows[clock.rows], eng)
-    clock.rows += 1
+        w.skipped = 0
+        if w.rows == size:
+            thin(w)
+    put(row_at(w, w.rows), eng)
+    w.rows += 1
 
 
 @jit
@@ -41,13 +40,26 @@ def put(row: Row, eng: Engine) -> None:
 
 
 @jit
-def thin(rows: Any, clock: Clock) -> None:
+def thin(w: World) -> None:
     """Drops every other of the rows past those kept whole."""
-    keep = clock.whole
-    for i in range(clock.whole + 1, clock.rows, 2):
-        spare = rows[keep]
-        rows[keep] = rows[i]
-        rows[i] = spare
+    keep = w.whole
+    for i in range(w.whole + 1, w.rows, 2):
+        move(row_at(w, i), row_at(w, keep))
         keep += 1
-    clock.rows = keep
-    clock.stride *= 2
+    w.rows = keep
+    w.stride *= 2
+
+
+@jit
+def move(row: Row, to: Row) -> None:
+    to.t_s = row.t_s
+    to.took_s = row.took_s
+    to.n = row.n
+    to.prefill_tokens = row.prefill_tokens
+    to.prefill_seqs = row.prefill_seqs
+    to.decode_seqs = row.decode_seqs
+    to.context_sum = row.context_sum
+    to.pairs = row.pairs
+    to.kv_used = row.kv_used
+    to.waiting = row.waiting
+    to.replica = row.replica

@@ -6,7 +6,8 @@ import math
 
 from whywait.sim.cache import give_back, hold, register, take
 from whywait.sim.jit import jit
-from whywait.sim.kernel_blocks import blocks_of, held_at, running
+from whywait.sim.kernel_access import due_at, order, phase, request, running, seat
+from whywait.sim.kernel_blocks import blocks_of, held_at
 from whywait.sim.kernel_queue import push_back, push_event, push_front
 from whywait.sim.kernel_state import (
     ARRIVES,
@@ -16,7 +17,6 @@ from whywait.sim.kernel_state import (
     ONE,
     PREFILL,
     SHIFT,
-    Clock,
     Engine,
     Request,
     Slot,
@@ -29,25 +29,25 @@ from whywait.sim.state import KEEP_FULL, SGLANG
 @jit
 def whole(eng: Engine, one: Request) -> int:
     """Blocks of a request with all of its answer."""
-    return blocks_of(eng, one.prompt + one.output + eng.drafts)  # type: ignore[no-any-return]
+    return blocks_of(eng, one.prompt + one.output + eng.drafts)
 
 
 @jit
 def wanted(eng: Engine, one: Request) -> int:
     """Blocks that admission wants to have for it."""
     if eng.reserve == KEEP_FULL:
-        return whole(eng, one)  # type: ignore[no-any-return]
-    return blocks_of(eng, one.prompt + one.made)  # type: ignore[no-any-return]
+        return whole(eng, one)
+    return blocks_of(eng, one.prompt + one.made)
 
 
 @jit
 def admit(w: World, eng: Engine, row: int, found: int, tokens: int) -> None:
     """``row`` runs from now on; its first ``found`` blocks are in the cache, and ``tokens`` more of its prompt are
     computed in this step."""
-    slot = w.room.slots[eng.id, w.room.order[eng.id, eng.running]]
+    slot = running(w, eng, eng.running)
     eng.running += 1
     eng.prefilling += 1
-    one = w.requests[row]
+    one = request(w, row)
     slot.row = row
     slot.busy = 1
     slot.prompt = one.prompt + one.made
@@ -62,9 +62,9 @@ def admit(w: World, eng: Engine, row: int, found: int, tokens: int) -> None:
         eng.promised -= wanted(eng, one) - one.loaded
         one.loaded = 0
     elif eng.prefix_cache == 1:
-        hold(w.cache, w.requests, eng, row, found)
+        hold(w, eng, row, found)
     if eng.reserve == KEEP_FULL:
-        take(w.cache, w.requests, eng, whole(eng, one) - slot.held)
+        take(w, eng, whole(eng, one) - slot.held)
         slot.held = whole(eng, one)
     if math.isnan(one.scheduled_s):
         one.scheduled_s = eng.t
@@ -80,18 +80,18 @@ def chunk(w: World, eng: Engine, slot: Slot, tokens: int) -> None:
     slot.take = tokens
     need = blocks_of(eng, slot.done + tokens) - slot.held
     if need > 0:
-        take(w.cache, w.requests, eng, need)
+        take(w, eng, need)
         slot.held += need
     if eng.policy != SGLANG:
-        register(w.cache, eng, w.requests[slot.row], slot, slot.done + tokens)
+        register(w, eng, request(w, slot.row), slot, slot.done + tokens)
 
 
 @jit
 def start_decoding(w: World, eng: Engine, slot: Slot) -> None:
     """Its prompt is computed and a token is out; the others come one decode step each, or faster with drafts."""
-    one = w.requests[slot.row]
+    one = request(w, slot.row)
     left = one.output - one.made - 1
-    steps = iterations(w.room, eng, w.clock[0].seed, slot.row, left)
+    steps = iterations(w, eng, w.seed, slot.row, left)
     slot.decoding = 1
     slot.start = eng.counter
     slot.end = eng.counter + steps
@@ -103,7 +103,7 @@ def start_decoding(w: World, eng: Engine, slot: Slot) -> None:
     eng.ctx_grow += slot.grow
     eng.next_end = min(eng.next_end, slot.end)
     if eng.drafts == 0:
-        w.room.phase[eng.id, ((slot.base >> SHIFT) - 1) % eng.block] += 1
+        phase(w, eng.id, ((slot.base >> SHIFT) - 1) % eng.block).n += 1
 
 
 @jit
@@ -120,14 +120,14 @@ def stop(w: World, eng: Engine, slot: Slot, resumes: bool) -> None:
         eng.ctx_base -= slot.base
         eng.ctx_grow -= slot.grow
         if eng.drafts == 0:
-            w.room.phase[eng.id, ((slot.base >> SHIFT) - 1) % eng.block] -= 1
+            phase(w, eng.id, ((slot.base >> SHIFT) - 1) % eng.block).n -= 1
             if eng.reserve != KEEP_FULL:
                 slot.held = held_at(eng, slot, eng.counter)
         else:
             steps = eng.counter - slot.start
             eng.drafted += steps * eng.drafts
             eng.accepted += max(0, emitted(eng, slot) - 1 - steps)
-        register(w.cache, eng, w.requests[slot.row], slot, (slot.base + slot.grow * eng.counter) >> SHIFT)
+        register(w, eng, request(w, slot.row), slot, (slot.base + slot.grow * eng.counter) >> SHIFT)
     else:
         eng.prefilling -= 1
     if resumes or eng.role != PREFILL:
@@ -142,7 +142,7 @@ def stop(w: World, eng: Engine, slot: Slot, resumes: bool) -> None:
 def earliest_end(w: World, eng: Engine) -> None:
     best = NEVER
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 1 and slot.end < best:
             best = slot.end
     eng.next_end = best
@@ -156,7 +156,7 @@ def victim(w: World, eng: Engine) -> int:
         return last
     worst = last
     for k in range(last - 1, -1, -1):
-        if w.requests[running(w.room, eng, k).row].level > w.requests[running(w.room, eng, worst).row].level:
+        if request(w, running(w, eng, k).row).level > request(w, running(w, eng, worst).row).level:
             worst = k
     return worst
 
@@ -164,9 +164,9 @@ def victim(w: World, eng: Engine) -> int:
 @jit
 def preempt(w: World, eng: Engine, k: int) -> None:
     """The k-th running sequence loses its KV and waits again: first in its queue, with SGLang last."""
-    place = w.room.order[eng.id, k]
-    slot = w.room.slots[eng.id, place]
-    one = w.requests[slot.row]
+    place = order(w, eng.id, k).n
+    slot = seat(w, eng.id, place)
+    one = request(w, slot.row)
     if slot.decoding == 1:
         one.made += emitted(eng, slot)
         one.recomputed += one.prompt + one.made
@@ -175,43 +175,42 @@ def preempt(w: World, eng: Engine, k: int) -> None:
     ends = slot.decoding == 1 and slot.end == eng.next_end
     stop(w, eng, slot, True)
     for j in range(k, eng.running - 1):
-        w.room.order[eng.id, j] = w.room.order[eng.id, j + 1]
+        order(w, eng.id, j).n = order(w, eng.id, j + 1).n
     eng.running -= 1
-    w.room.order[eng.id, eng.running] = place
+    order(w, eng.id, eng.running).n = place
     if ends:
         earliest_end(w, eng)
     one.preempted += 1
     eng.preemptions += 1
     if eng.policy == SGLANG:
-        push_back(w.levels, w.requests, eng, slot.row)
+        push_back(w, eng, slot.row)
     else:
-        push_front(w.levels, w.requests, eng, slot.row)
+        push_front(w, eng, slot.row)
 
 
 @jit
 def finish(w: World, eng: Engine, row: int) -> None:
     """The last token of ``row`` is out; whoever waited for that may come."""
-    w.requests[row].last_s = eng.t + eng.reply_s
+    request(w, row).last_s = eng.t + eng.reply_s
     ended(w, row, eng.t + eng.reply_s)
 
 
 @jit
 def ended(w: World, row: int, at: float) -> None:
-    clock = w.clock[0]
-    clock.left -= 1
-    then = w.requests[row].child
+    w.left -= 1
+    then = request(w, row).child
     if then != NOBODY:
         while then != NOBODY:
-            release(w, clock, then, at + w.requests[then].think_s)
-            then = w.requests[then].sibling
-    elif clock.closed == 1 and clock.next < clock.arrivals:
-        then = w.due[clock.next].code
-        clock.next += 1
-        release(w, clock, then, at)
+            release(w, then, at + request(w, then).think_s)
+            then = request(w, then).sibling
+    elif w.closed == 1 and w.next < w.arrivals:
+        then = due_at(w, w.next).code
+        w.next += 1
+        release(w, then, at)
 
 
 @jit
-def release(w: World, clock: Clock, row: int, at: float) -> None:
-    one = w.requests[row]
+def release(w: World, row: int, at: float) -> None:
+    one = request(w, row)
     one.sent_s = at
-    push_event(w.heap, clock, at + clock.frontend_s + clock.frontend_token_s * one.prompt, row * KINDS + ARRIVES)
+    push_event(w, at + w.frontend_s + w.frontend_token_s * one.prompt, row * KINDS + ARRIVES)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from whywait.sim.jit import COMPILED
-from whywait.sim.state import F8, I8
 
 SHIFT = 16
 ONE = 1 << SHIFT
@@ -23,6 +22,7 @@ IDLE, READY, BUSY = range(3)
 ARRIVES, LOADED, HANDED = range(3)  # kinds of events
 KINDS = 4
 NOBODY = -1
+Address = Any
 BOTH, PREFILL, DECODE = range(3)  # roles of an engine
 
 
@@ -152,37 +152,6 @@ class Engine:
 
 
 @dataclass
-class Clock:
-    """What the engines share."""
-
-    now: float = 0.0
-    next: int = 0  # place in the order of arrivals
-    arrivals: int = 0
-    events: int = 0  # in the heap
-    engines: int = 1
-    first: int = 1  # engines of the first pool
-    routing: int = 0
-    turn: int = 0  # of round robin
-    seed: int = 0
-    macro: int = 1
-    closed: int = 0
-    limit_s: float = math.inf
-    frontend_s: float = 0.0
-    frontend_token_s: float = 0.0
-    rows: int = 0  # of the steps record in use
-    whole: int = 0  # rows kept whole before thinning
-    stride: int = 1
-    skipped: int = 0
-    drain: int = 0  # stop when the record is full
-    left: int = 0  # requests that have not ended
-    parked: int = 0  # prefilled requests that wait for a reservation
-    cap: int = 0  # hand-overs reserved at one decode engine; 0: no cap
-    token_s: float = 0.0  # hand-over of a prompt token
-    latency_s: float = 0.0
-    decode_turn: int = 0
-
-
-@dataclass
 class Request:
     """A row of the load, where it stands, and what became of it."""
 
@@ -275,48 +244,94 @@ class Row:
     replica: int = 0
 
 
-class Room(NamedTuple):
-    """The sequences of the engines, and what their steps cost."""
+@dataclass
+class World:
+    """What the engines share, and where everything is (an address when compiled, else the array itself); see
+    ``kernel_access``."""
 
-    slots: Any  # (engines, max_seqs) of Slot
-    order: I8  # (engines, max_seqs) places of the running ones in order of admission, then the empty places
-    phase: I8  # (engines, block) decoders by where in a block they are
-    linear_s: F8  # (kinds, tokens + 1); the last column is the slope beyond them
-    accept: F8  # (kinds, drafts)
+    now: float = 0.0
+    next: int = 0  # place in the order of arrivals
+    arrivals: int = 0
+    events: int = 0  # in the heap
+    engines: int = 1
+    first: int = 1  # engines of the first pool
+    routing: int = 0
+    turn: int = 0  # of round robin
+    seed: int = 0
+    macro: int = 1
+    closed: int = 0
+    limit_s: float = math.inf
+    frontend_s: float = 0.0
+    frontend_token_s: float = 0.0
+    rows: int = 0  # of the steps record in use
+    whole: int = 0  # rows kept whole before thinning
+    stride: int = 1
+    skipped: int = 0
+    drain: int = 0  # stop when the record is full
+    left: int = 0  # requests that have not ended
+    parked: int = 0  # prefilled requests that wait for a reservation
+    cap: int = 0  # hand-overs reserved at one decode engine; 0: no cap
+    token_s: float = 0.0  # hand-over of a prompt token
+    latency_s: float = 0.0
+    decode_turn: int = 0
+    # where
+    at_engines: Address = 0
+    at_slots: Address = 0
+    at_order: Address = 0
+    at_phase: Address = 0
+    at_linear: Address = 0
+    at_accept: Address = 0
+    at_links: Address = 0
+    at_nodes: Address = 0
+    at_heap: Address = 0
+    at_tiers: Address = 0
+    at_requests: Address = 0
+    at_levels: Address = 0
+    at_due: Address = 0
+    at_events: Address = 0
+    at_rows: Address = 0
+    # and how much of it per engine (or kind of engine, or in all)
+    seats: int = 0
+    block: int = 0
+    tokens: int = 0
+    drafts: int = 0
+    nodes: int = 0
+    ids: int = 0
+    tiers: int = 0
+    levels: int = 0
+    size: int = 0  # of the record of steps
 
 
-class Cache(NamedTuple):
-    """Prefix caches of the engines."""
+@dataclass
+class Link:
+    """A block of a chain."""
 
-    chain: I8  # (m,) ids of blocks by content
-    mine: I8  # (m,) 1: the row it belongs to holds that shared block
-    nodes: Any  # (engines, ids + runs) of Node
-    heap: I8  # (engines, ids) idle shared blocks by key; empty where eviction goes by age
-    tiers: Any  # (engines, tiers) of Tier
+    id: int = 0  # of the shared block, by content
+    mine: int = 0  # 1: the row it belongs to holds that shared block
 
 
-class World(NamedTuple):
-    clock: Any  # (1,) of Clock
-    engines: Any  # (engines,) of Engine
-    room: Room
-    cache: Cache
-    requests: Any  # (n,) of Request
-    levels: Any  # (engines, levels) of Level
-    due: Any  # (roots,) of Event: rows that come by themselves, in order
-    heap: Any  # of Event
-    rows: Any  # of Row
+@dataclass
+class Whole:
+    n: int = 0
+
+
+@dataclass
+class Real:
+    x: float = 0.0
+
+
+def dtype_of(kind: type) -> np.dtype[np.void]:
+    size = {"int": "i8", "Address": "i8", "float": "f8"}
+    return np.dtype([(f.name, size[str(f.type)]) for f in fields(kind)], align=True)
 
 
 def records(kind: type, shape: int | tuple[int, ...]) -> Any:
     """An array of ``kind`` with its defaults: of records when compiled, else of objects."""
     if not COMPILED:
         array = np.empty(shape, dtype=object)
-        for place in np.ndindex(array.shape):
-            array[place] = kind()
+        flat = array.reshape(-1)
+        for place in range(len(flat)):
+            flat[place] = kind()
         return array
-    size = {"int": "i8", "float": "f8"}
-    names = [(f.name, size[str(f.type)]) for f in fields(kind)]
-    table = np.zeros(shape, dtype=np.dtype(names, align=True))
-    for f in fields(kind):
-        table[f.name] = f.default
-    return table
+    one = np.array(tuple(f.default for f in fields(kind)), dtype_of(kind))
+    return np.full(shape, one)

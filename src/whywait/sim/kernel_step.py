@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from whywait.sim.jit import jit
-from whywait.sim.kernel_blocks import growth, running
-from whywait.sim.kernel_state import BUSY, NEVER, ONE, Engine, Room
+from whywait.sim.kernel_access import linear_at, running
+from whywait.sim.kernel_blocks import growth
+from whywait.sim.kernel_state import BUSY, NEVER, ONE, Engine, World
 
 
 @jit
-def linear(room: Room, kind: int, tokens: int) -> float:
-    top = room.linear_s.shape[1] - 2
+def linear(w: World, kind: int, tokens: int) -> float:
+    top = w.tokens - 2
     if tokens <= top:
-        return room.linear_s[kind, tokens]  # type: ignore[no-any-return]
-    return room.linear_s[kind, top] + (tokens - top) * room.linear_s[kind, top + 1]  # type: ignore[no-any-return]
+        return linear_at(w, kind, tokens).x
+    return linear_at(w, kind, top).x + (tokens - top) * linear_at(w, kind, top + 1).x
 
 
 @jit
-def windowed(room: Room, eng: Engine) -> tuple[int, int, int]:
+def windowed(w: World, eng: Engine) -> tuple[int, int, int]:
     """Of the decoders at the next step: tokens read by layers with a window, their growth per step (both · ONE),
     and for how many steps that growth holds."""
     total, grow, steady = 0, 0, NEVER
     limit = eng.window * ONE
     for k in range(eng.running):
-        slot = running(room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 1:
             context = slot.base + slot.grow * (eng.counter + 1)
             if context < limit:
@@ -51,10 +52,10 @@ def took(eng: Engine, n: int) -> float:
 
 
 @jit
-def begin(room: Room, eng: Engine, macro: int) -> None:
+def begin(w: World, eng: Engine) -> None:
     """Sets going what was planned: what its steps cost, and how many of them."""
     batch = eng.decoding if eng.decodes == 1 else 0
-    first = eng.step_s + linear(room, eng.kind, eng.tokens + batch * (1 + eng.drafts))
+    first = eng.step_s + linear(w, eng.kind, eng.tokens + batch * (1 + eng.drafts))
     if eng.seqs > 0:
         first += eng.prefill_step_s + eng.prefill_seq_s * eng.seqs
         first += eng.pair_s * eng.pairs + eng.window_pair_s * eng.window_pairs
@@ -65,33 +66,33 @@ def begin(room: Room, eng: Engine, macro: int) -> None:
         reads = eng.seq_s * batch + eng.kv_s * eng.context
         slope = eng.kv_s * eng.ctx_grow / ONE
         if eng.window > 0:
-            seen, grow, steady = windowed(room, eng)
+            seen, grow, steady = windowed(w, eng)
             reads += eng.window_s * (seen / ONE)
             slope += eng.window_s * (grow / ONE)
         if eng.drafts > 0:
             draft = eng.draft_share * eng.drafts
-            reads += draft * (eng.step_s + linear(room, eng.kind, batch) + reads)
+            reads += draft * (eng.step_s + linear(w, eng.kind, batch) + reads)
             slope += draft * slope
         first += reads
     eng.first_s, eng.slope_s = first, slope
     eng.least_s = eng.floor_s + eng.floor_seq_s * (batch + eng.seqs)
     eng.n = 1
-    if macro == 1 and eng.seqs == 0 and eng.again == 0:
-        eng.n = reach(room, eng, min(steady, eng.next_end - eng.counter))
+    if w.macro == 1 and eng.seqs == 0 and eng.again == 0:
+        eng.n = reach(w, eng, min(steady, eng.next_end - eng.counter))
     eng.end = eng.t + took(eng, eng.n)
-    eng.used = eng.blocks - eng.free + growth(room, eng, 1) if eng.decodes == 1 else eng.blocks - eng.free
+    eng.used = eng.blocks - eng.free + growth(w, eng, 1) if eng.decodes == 1 else eng.blocks - eng.free
     eng.mode = BUSY
 
 
 @jit
-def reach(room: Room, eng: Engine, most: int) -> int:
+def reach(w: World, eng: Engine, most: int) -> int:
     """Decode steps, up to ``most``, that the free blocks allow; at least 1 (the plan has made room for one)."""
-    if growth(room, eng, most) <= eng.free:
+    if growth(w, eng, most) <= eng.free:
         return most
     low, high = 1, most  # low fits, high does not
     while high - low > 1:
         middle = (low + high) // 2
-        if growth(room, eng, middle) <= eng.free:
+        if growth(w, eng, middle) <= eng.free:
             low = middle
         else:
             high = middle
@@ -108,7 +109,7 @@ def reached(eng: Engine, at: float) -> int:
             high = middle
         else:
             low = middle
-    return high  # type: ignore[no-any-return]
+    return high
 
 
 @jit

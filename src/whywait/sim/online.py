@@ -11,8 +11,8 @@ import numpy as np
 
 from whywait.physics.step import StepCost
 from whywait.sim.kernel import receive_now, step_now
-from whywait.sim.kernel_build import get, grown, put, world
-from whywait.sim.kernel_state import NOBODY, SHIFT, World
+from whywait.sim.kernel_build import Tables, get, grown, located, put, world
+from whywait.sim.kernel_state import NOBODY, SHIFT, Link, records
 from whywait.sim.state import Load, Pool, Settings
 
 ROWS = 1024  # requests at first; doubled when they are not enough
@@ -52,7 +52,7 @@ class Online:
         load = Load(np.zeros(0), none, np.zeros(0), none, none, none, none, np.zeros(1, np.int64), none)
         self._ids = 4 * pool.blocks + sum(pool.tier_blocks) if pool.prefix_cache else 0
         settings = Settings(seed=seed, steps=0, macro=False)
-        self._w: World = grown(world(load, [self._pool], [cost], settings, self._ids), ROWS)
+        self._w: Tables = grown(world(load, [self._pool], [cost], settings, self._ids), ROWS)
         self._spare = list(range(ROWS - 1, -1, -1))
         self._live: dict[int, Hashable] = {}
         self._out: dict[int, int] = {}
@@ -75,7 +75,7 @@ class Online:
         fresh = {"prompt": prompt_tokens, "output": output_tokens, "made": 0, "loaded": 0, "run": NOBODY, "refused": 0}
         times = ("queued_s", "scheduled_s", "first_s", "last_s")
         put(self._w.requests, row, {**fresh, **dict.fromkeys(times, math.nan), "child": NOBODY, "preempted": 0})
-        receive_now(self._w, row, now)
+        receive_now(self._w.world, row, now)
         if self._of(row, "refused"):
             self._spare.append(row)
             return False
@@ -84,12 +84,12 @@ class Online:
 
     def step(self, now: float) -> tuple[float, list[Tokens]]:
         """Plans one step at ``now``: its seconds, and what requests have got when it ends. (0.0, []): nothing to do."""
-        took = float(step_now(self._w, now))
+        took = float(step_now(self._w.world, now))
         return took, self._news() if took > 0.0 else []
 
     def due(self) -> float:
         """When something is next due by itself (a load from a tier below); infinity: nothing."""
-        return float(get(self._w.heap[:1], "at")[0]) if int(get(self._w.clock, "events")[0]) else math.inf
+        return float(get(self._w.events[:1], "at")[0]) if int(get(self._w.world, "events")[0]) else math.inf
 
     def gauges(self) -> Gauges:
         engine = {name: int(get(self._w.engines, name)[0]) for name in _READ}
@@ -114,7 +114,7 @@ class Online:
         """Compares tokens out with those told before."""
         w, news = self._w, []
         count, counter = (int(get(w.engines, name)[0]) for name in ("running", "counter"))
-        slots = w.room.slots[0][w.room.order[0, :count]]
+        slots = w.slots[0][get(w.order[0, :count], "n")]
         rows, decoding, grow, start = (get(slots, name).tolist() for name in ("row", "decoding", "grow", "start"))
         out = {}
         for row, decodes, by, since in zip(rows, decoding, grow, start, strict=True):
@@ -137,7 +137,7 @@ class Online:
 
     def _recycle(self, ended: list[int]) -> None:
         """Rows that ended may be given to others, once no slot remembers them."""
-        named = set(get(self._w.room.slots[0], "row").tolist())
+        named = set(get(self._w.slots[0], "row").tolist())
         self._past += ended
         for row in [row for row in self._past if row not in named]:
             self._past.remove(row)
@@ -159,34 +159,34 @@ class Online:
 
     def _forget(self, needed: set[int]) -> None:
         """Frees the numbers of blocks that are nowhere any more."""
-        use, tier = get(self._w.cache.nodes[0][: self._ids], "use"), get(self._w.cache.nodes[0][: self._ids], "tier")
+        use, tier = get(self._w.nodes[0][: self._ids], "use"), get(self._w.nodes[0][: self._ids], "tier")
         kept = needed.union(*self._chains.values())
         gone = [name for name, k in self._names.items() if use[k] < 0 and tier[k] == 0 and k not in kept]
         self._unnamed += [self._names.pop(name) for name in gone]
 
-    def _place_chain(self, row: int, named: list[int]) -> World:
+    def _place_chain(self, row: int, named: list[int]) -> Tables:
         """Puts a chain into the array of chains, packing that when it is full."""
         w, n = self._w, len(named)
         at = self._chain_end
-        if at + n > len(w.cache.chain):
+        if at + n > len(w.links):
             w, at = self._pack(n)
-        w.cache.chain[at : at + n] = named
+        put(w.links, slice(at, at + n), {"id": named, "mine": 0})
         put(w.requests, row, {"chain_at": at, "chain_n": n})
         self._chain_end = at + n
         return w
 
-    def _pack(self, n: int) -> tuple[World, int]:
+    def _pack(self, n: int) -> tuple[Tables, int]:
         """Moves the chains of live requests together, into arrays with room for as many again and ``n`` more."""
         w = self._w
         whole = sum(len(chain) for chain in self._chains.values())
-        chain, mine = np.zeros(2 * (whole + n) + ROWS, np.int64), np.zeros(2 * (whole + n) + ROWS, np.int64)
+        links = records(Link, 2 * (whole + n) + ROWS)
         at = 0
         for row, named in self._chains.items():
             old, m = int(self._of(row, "chain_at")), len(named)
-            chain[at : at + m], mine[at : at + m] = named, w.cache.mine[old : old + m]
+            put(links, slice(at, at + m), {"id": named, "mine": get(w.links[old : old + m], "mine")})
             put(w.requests, row, {"chain_at": at})
             at += m
-        return w._replace(cache=w.cache._replace(chain=chain, mine=mine)), at
+        return located(w._replace(links=links)), at
 
 
 _READ = ("running", "waiting", "blocks", "free", "made", "preemptions", "queries", "hits", "drafted", "accepted")

@@ -11,7 +11,8 @@ from whywait.sim.cache import cached_blocks
 from whywait.sim.handover import load_below
 from whywait.sim.inbox import put_off
 from whywait.sim.jit import jit
-from whywait.sim.kernel_blocks import blocks_of, growth, running
+from whywait.sim.kernel_access import request, running
+from whywait.sim.kernel_blocks import blocks_of, growth
 from whywait.sim.kernel_queue import first_waiting, pop_waiting
 from whywait.sim.kernel_slots import admit, chunk, preempt, victim, wanted
 from whywait.sim.kernel_state import NOBODY, Engine, Request, World
@@ -24,7 +25,7 @@ def plan_mixed(w: World, eng: Engine) -> None:
     """Running ones first: a token of each decoder, the next chunk of each prompt; then the waiting, in order, while
     sequences, tokens and blocks allow. A block that is missing for a running one is taken from the last."""
     before = eng.preemptions
-    while growth(w.room, eng, 1) > eng.free:
+    while growth(w, eng, 1) > eng.free:
         preempt(w, eng, victim(w, eng))
     budget = eng.token_budget - eng.decoding * (1 + eng.drafts)
     if eng.prefilling > 0:
@@ -56,15 +57,15 @@ def continue_prompts(w: World, eng: Engine, budget: int) -> int:
     """The next chunk of every prompt begun, in order; the budget left."""
     k = 0
     while k < eng.running:
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 1:
             k += 1
             continue
         row = slot.row
         part = most_of(eng, slot.prompt - slot.done, budget)
-        while blocks_of(eng, slot.done + part) - slot.held > eng.free - growth(w.room, eng, 1):
+        while blocks_of(eng, slot.done + part) - slot.held > eng.free - growth(w, eng, 1):
             last = victim(w, eng)
-            gone = running(w.room, eng, last)
+            gone = running(w, eng, last)
             budget += gone.take if gone.decoding == 0 else 1 + eng.drafts
             gone.take = 0
             preempt(w, eng, last)
@@ -73,7 +74,7 @@ def continue_prompts(w: World, eng: Engine, budget: int) -> int:
                 break
             if last < k:
                 k -= 1
-        if k < eng.running and running(w.room, eng, k).row == row:
+        if k < eng.running and running(w, eng, k).row == row:
             chunk(w, eng, slot, part)
             budget -= part
             k += 1
@@ -83,10 +84,10 @@ def continue_prompts(w: World, eng: Engine, budget: int) -> int:
 @jit
 def admit_waiting(w: World, eng: Engine, budget: int) -> None:
     while eng.running < eng.max_seqs and budget > 0:
-        row = first_waiting(w.levels, eng)
+        row = first_waiting(w, eng)
         if row == NOBODY or (eng.running + 1) * (1 + eng.drafts) > eng.token_budget:
             break
-        one = w.requests[row]
+        one = request(w, row)
         if one.handed == 1:
             break
         prompt = one.prompt + one.made
@@ -96,17 +97,17 @@ def admit_waiting(w: World, eng: Engine, budget: int) -> None:
         elif one.loaded > 0:
             found, idle, below = one.loaded, 0, 0
         else:
-            found, idle, below = cached_blocks(w.cache, eng, one, prompt)
+            found, idle, below = cached_blocks(w, eng, one, prompt)
         part = most_of(eng, prompt - found * eng.block, budget)
         if not fits(w, eng, one, found * eng.block + part, found - idle):
             break
         if below > 0:
-            pop_waiting(w.levels, w.requests, eng, row)
+            pop_waiting(w, eng, row)
             load_below(w, eng, row, found, below)
             continue
         if part == 0:
             break
-        pop_waiting(w.levels, w.requests, eng, row)
+        pop_waiting(w, eng, row)
         admit(w, eng, row, found, part)
         budget -= part
         if eng.slot_cache == 1:
@@ -120,9 +121,9 @@ def fits(w: World, eng: Engine, one: Request, tokens: int, there: int) -> bool:
     need = blocks_of(eng, tokens)
     if eng.reserve == KEEP_FULL or eng.whole_prompt == 1:
         need = wanted(eng, one)
-    spare = eng.free - growth(w.room, eng, 1)
+    spare = eng.free - growth(w, eng, 1)
     if one.loaded == 0:
         spare -= eng.promised
     if eng.running > 0:
         spare -= eng.watermark
-    return need - there <= spare  # type: ignore[no-any-return]
+    return need - there <= spare

@@ -5,7 +5,8 @@ from __future__ import annotations
 from whywait.sim.cache import cached_blocks
 from whywait.sim.handover import load_below
 from whywait.sim.jit import jit
-from whywait.sim.kernel_blocks import blocks_of, growth, running
+from whywait.sim.kernel_access import request, running
+from whywait.sim.kernel_blocks import blocks_of, growth
 from whywait.sim.kernel_queue import first_waiting, pop_waiting
 from whywait.sim.kernel_slots import admit, chunk, emitted, preempt
 from whywait.sim.kernel_state import NOBODY, Engine, World
@@ -36,7 +37,7 @@ def plan_sglang(w: World, eng: Engine) -> None:
 @jit
 def ratio(eng: Engine) -> float:
     """Share of the answers still to come that admission keeps room for."""
-    return max(eng.ratio_min, eng.ratio - eng.ratio_decay * (eng.counter - eng.ratio_at))  # type: ignore[no-any-return]
+    return max(eng.ratio_min, eng.ratio - eng.ratio_decay * (eng.counter - eng.ratio_at))
 
 
 @jit
@@ -44,9 +45,9 @@ def to_come(w: World, eng: Engine) -> int:
     """Tokens that the decoders will still give."""
     total = 0
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 1:
-            one = w.requests[slot.row]
+            one = request(w, slot.row)
             total += min(CLIP, one.output - one.made - emitted(eng, slot))
     return total
 
@@ -58,29 +59,29 @@ def plan_prompts(w: World, eng: Engine) -> int:
     budget = eng.token_budget - mixed if eng.chunked == 1 else 1 << 40
     prompts = eng.prompt_tokens - mixed if eng.prompt_tokens > 0 else 1 << 40
     planned = 0
-    spare = (eng.free - growth(w.room, eng, mixed)) * eng.block - int(to_come(w, eng) * ratio(eng)) - mixed
+    spare = (eng.free - growth(w, eng, mixed)) * eng.block - int(to_come(w, eng) * ratio(eng)) - mixed
     if eng.prefilling > 0:
         planned, keeps = continue_cut(w, eng, budget)
         spare -= keeps
     while eng.running < eng.max_seqs and planned < budget and planned < prompts:
-        row = first_waiting(w.levels, eng)
+        row = first_waiting(w, eng)
         if row == NOBODY:
             return planned
-        one = w.requests[row]
+        one = request(w, row)
         if one.handed == 1:
             return planned
         prompt = one.prompt + one.made
         left = min(CLIP, one.output - one.made)
         found, idle, below = one.loaded, 0, 0
         if one.loaded == 0:
-            found, idle, below = cached_blocks(w.cache, eng, one, prompt)
+            found, idle, below = cached_blocks(w, eng, one, prompt)
         extend = prompt - found * eng.block
         total = extend + left + eng.block
         if total + (idle + eng.promised) * eng.block > spare and eng.running > 0:
             eng.full = 1
             return planned
         if below > 0:
-            pop_waiting(w.levels, w.requests, eng, row)
+            pop_waiting(w, eng, row)
             spare -= (idle + below) * eng.block
             load_below(w, eng, row, found, below)
             continue
@@ -91,7 +92,7 @@ def plan_prompts(w: World, eng: Engine) -> int:
             part = part // eng.block * eng.block
             if part == 0:
                 return planned
-        pop_waiting(w.levels, w.requests, eng, row)
+        pop_waiting(w, eng, row)
         admit(w, eng, row, found, part)
         planned += blocks_of(eng, part) * eng.block
         spare -= blocks_of(eng, part) * eng.block + eng.block + idle * eng.block + (left if part == extend else 0)
@@ -105,17 +106,17 @@ def continue_cut(w: World, eng: Engine, budget: int) -> tuple[int, int]:
     """The next chunk of the prompt that was cut (there is one at most): its tokens, and what it keeps of the room."""
     planned, keeps = 0, 0
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 0:
             left = slot.prompt - slot.done
-            room = (slot.held + eng.free - growth(w.room, eng, 1)) * eng.block - slot.done
+            room = (slot.held + eng.free - growth(w, eng, 1)) * eng.block - slot.done
             part = min(left, budget - planned, room)
             if part < left:
                 part = part // eng.block * eng.block
             chunk(w, eng, slot, max(part, 0))
             planned += max(part, 0)
             if part == left:
-                one = w.requests[slot.row]
+                one = request(w, slot.row)
                 keeps += min(CLIP, one.output - one.made)
             keeps += blocks_of(eng, max(part, 0)) * eng.block + eng.block
     return planned, keeps
@@ -124,18 +125,18 @@ def continue_cut(w: World, eng: Engine, budget: int) -> tuple[int, int]:
 @jit
 def retract(w: World, eng: Engine) -> None:
     """Takes decoders back, fewest tokens out and longest prompt first, until the others can go on for some steps."""
-    if growth(w.room, eng, 1) <= eng.free:
+    if growth(w, eng, 1) <= eng.free:
         return
     while eng.decoding > 1:
         preempt(w, eng, shortest(w, eng))
         eng.full, eng.again = 0, 1
-        if eng.free * eng.block >= AHEAD * eng.decoding and growth(w.room, eng, 1) <= eng.free:
+        if eng.free * eng.block >= AHEAD * eng.decoding and growth(w, eng, 1) <= eng.free:
             break
     out, whole = 0, 0
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 1:
-            one = w.requests[slot.row]
+            one = request(w, slot.row)
             out += one.made + emitted(eng, slot)
             whole += one.output
     eng.ratio = min(1.0, (out + AHEAD * eng.decoding) / max(whole, 1))
@@ -148,9 +149,9 @@ def shortest(w: World, eng: Engine) -> int:
     the last."""
     best, fewest, longest = NOBODY, 0, 0
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
+        slot = running(w, eng, k)
         if slot.decoding == 1:
-            one = w.requests[slot.row]
+            one = request(w, slot.row)
             out = one.made + emitted(eng, slot)
             if best == NOBODY or out < fewest or (out == fewest and one.prompt >= longest):
                 best, fewest, longest = k, out, one.prompt

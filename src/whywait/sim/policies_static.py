@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whywait.sim.jit import jit
-from whywait.sim.kernel_blocks import running
+from whywait.sim.kernel_access import request, running
 from whywait.sim.kernel_queue import first_waiting, pop_waiting
 from whywait.sim.kernel_slots import admit, chunk, whole
 from whywait.sim.kernel_state import NOBODY, Engine, World
@@ -16,16 +16,16 @@ def plan_static(w: World, eng: Engine) -> None:
     budget = eng.token_budget
     if eng.running == 0:
         while eng.running < eng.max_seqs and eng.waiting > 0:
-            row = first_waiting(w.levels, eng)
-            if row == NOBODY or w.requests[row].handed == 1 or whole(eng, w.requests[row]) > eng.free:
+            row = first_waiting(w, eng)
+            if row == NOBODY or request(w, row).handed == 1 or whole(eng, request(w, row)) > eng.free:
                 break
-            pop_waiting(w.levels, w.requests, eng, row)
-            part = min(budget, w.requests[row].prompt)
+            pop_waiting(w, eng, row)
+            part = min(budget, request(w, row).prompt)
             admit(w, eng, row, 0, part)
             budget -= part
     elif eng.prefilling > 0:
         for k in range(eng.running):
-            slot = running(w.room, eng, k)
+            slot = running(w, eng, k)
             if slot.decoding == 0:
                 part = min(budget, slot.prompt - slot.done)
                 chunk(w, eng, slot, part)

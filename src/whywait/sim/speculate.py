@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from whywait.sim.jit import jit
-from whywait.sim.kernel_state import Engine, Room
+from whywait.sim.kernel_access import accept
+from whywait.sim.kernel_state import Engine, World
 from whywait.sim.rng import draw, seeded
 
 
 @jit
-def iterations(room: Room, eng: Engine, seed: int, row: int, left: int) -> int:
+def iterations(w: World, eng: Engine, seed: int, row: int, left: int) -> int:
     """Steps until ``left`` more tokens are out. A step gives one token, and one more for each draft up to the first
     that is rejected; a draft is accepted with the probability of its position."""
     if eng.drafts == 0:
@@ -20,7 +21,7 @@ def iterations(room: Room, eng: Engine, seed: int, row: int, left: int) -> int:
         left -= 1
         for k in range(eng.drafts):
             u, one, two = draw(one, two)
-            if u >= room.accept[eng.kind, k]:
+            if u >= accept(w, eng.kind, k).x:
                 break
             left -= 1
     return steps
