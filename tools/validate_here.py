@@ -20,6 +20,7 @@ from typing import Final
 
 from whywait.analyze.observed import observed
 from whywait.core.run import Run, before_point
+from whywait.judge.calibrate_claims import BETTER, WORSE
 from whywait.whatif import Ask, WhatIf, answer
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -161,13 +162,19 @@ def table(found: Sequence[Row]) -> str:
     good = [r for r in found if r.metric == GOODPUT]
     told = [r for r in found if r.direction is not None]
     right, inside = sum(bool(r.direction) for r in told), sum(r.inside for r in good)
-    held = sum(r.low <= r.measured <= r.high for r in good)
+    open_ = [r for r in good if r.low < r.high]  # no change at all has no interval
+    held = sum(r.low <= r.measured <= r.high for r in open_)
+    moved = [r for r in good if r.case.change and r.direction is not None]
+    sure = [r for r in moved if r.state in (BETTER, WORSE)]
+    agree = sum(bool(r.direction) for r in sure)
     columns = ("engine", "change", "load", "tokens/s before → after", "predicted", "error", "bound", "TTFT p50 error",
-               "TPOT p50 error", "direction")  # fmt: skip
+               "TPOT p50 error", "direction", "said")  # fmt: skip
     lines = [
         f"Direction right in {right} of {len(told)} figures that moved by more than their noise; goodput within its "
         f"bound in {inside} of {len(good)}; median error of goodput {_median(good):.1%}, TTFT {_of(found, TTFT):.0%}, "
-        f"TPOT {_of(found, TPOT):.0%}. The 80 % intervals of goodput hold what was measured in {held} of {len(good)}.",
+        f"TPOT {_of(found, TPOT):.0%}. The 80 % intervals of goodput hold what was measured in {held} of {len(open_)}. "
+        f"Where the engine was changed and goodput moved, {len(sure)} of {len(moved)} changes were claimed, {agree} of "
+        "them rightly; the others were called undecided.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
@@ -180,7 +187,7 @@ def table(found: Sequence[Row]) -> str:
         over = "" if r.inside else " **over**"
         cells = (r.case.engine, f"{r.case.what} ({r.repeat})", r.load, f"{r.was:.1f} → {r.measured:.1f}",
                  f"{r.predicted:.1f} ({r.low:.1f} … {r.high:.1f})", f"{r.error:+.1%}{over}", f"{r.bound:.0%}", more,
-                 word)  # fmt: skip
+                 word, r.state if r.case.change else "–")  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -164,7 +164,7 @@ def trained(name: str) -> bool:
 
 
 def streaming(found: Mapping[str, tuple[System, Calibration]], folder: Path) -> float:
-    """The multiplier of the host's cost per sequence that explains mean TPOT and p99 TTFT of the training systems best."""
+    """The multiplier of the host's cost per sequence that explains mean TPOT and p99 TTFT of the training systems."""
     worth = []
     for times in STREAMING:
         off = []

@@ -130,22 +130,27 @@ def record(p: argparse.ArgumentParser) -> None:
 
 
 def exam(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["record", "keep", "score"],
+    p.add_argument("action", choices=["record", "keep", "score", "simulate"],
                    help="record: put the bottlenecks in and measure (half an hour or more; resumable); score: what "
-                   "today's verdicts make of recorded cases; keep: thin them")  # fmt: skip
+                   "today's verdicts make of recorded cases; keep: thin them; simulate: score simulated services "
+                   "whose bottleneck is built in")  # fmt: skip
     p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of recorded cases (default: exam)")
     p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
     p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
     p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
     p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
-    p.add_argument("--list", action="store_true", help="score: list the cases instead")
-    p.add_argument("--json", action="store_true", help="score: as JSON on stdout")
+    p.add_argument("--list", action="store_true", help="score, simulate: list the cases instead")
+    p.add_argument("--json", action="store_true", help="score, simulate: as JSON on stdout")
+    p.add_argument("--rounds", type=int, default=16, metavar="N",
+                   help="simulate: each bottleneck so many times, on other services (default 16)")  # fmt: skip
+    p.add_argument("--seed", type=int, default=5, metavar="N", help="simulate: of their lengths and loads (default 5)")
+    p.add_argument("--jobs", type=int, default=0, metavar="N", help="simulate: processes (default: all cores)")
     p.add_argument(
         "--blind",
         metavar="WHAT",
         help="score: without metrics, host, slots, stages, reference, half (several: a,b); each: a table",
     )
-    p.add_argument("--page", metavar="FILE", help="score: also write it into this page, between its markers")
+    p.add_argument("--page", metavar="FILE", help="score, simulate: also write it into this page, between its markers")
 
 
 def _service(p: argparse.ArgumentParser) -> None:

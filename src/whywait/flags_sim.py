@@ -69,6 +69,20 @@ def what_if(p: argparse.ArgumentParser) -> None:
     p.add_argument("--strict", action="store_true", help="exit 3 when nothing is decided")
 
 
+def serve_sim(p: argparse.ArgumentParser) -> None:
+    _deployment(p)
+    p.add_argument("--run", metavar="RUN", help="the service of this run, calibrated on it, with --apply and the like")
+    p.add_argument("--baseline", metavar="LIST", help="with --run: what it does not tell: model=…,machine=h100,tp=4")
+    p.add_argument("--calibration", metavar="FILE", help="efficiencies that what-if --calibration kept")
+    p.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")
+    p.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="of this machine only (default 127.0.0.1)")
+    p.add_argument("--speed", type=rate, default=1.0, metavar="X", help="simulated seconds per second (default 1)")
+    p.add_argument("--max-model-len", type=positive, metavar="N", help="tokens of a request (default: what fits)")
+    p.add_argument("--output-tokens", default="lognormal(256,0.6)", metavar="LEN", help="where no max_tokens is given")
+    p.add_argument("--served-name", default="", metavar="NAME", help="of the model (default: the catalogue's)")
+    p.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (default 1)")
+
+
 def catalog(p: argparse.ArgumentParser) -> None:
     p.add_argument("what", nargs="?", choices=["machines", "models", "techniques", "engines"], help="default: all")
     p.add_argument("name", nargs="?", metavar="NAME", help="one of them in full, with its source")

@@ -216,6 +216,7 @@ class Watcher:
         self._endpoint = {"url": endpoint.url, "loopback": endpoint.loopback, "model": target.model}
         self._limits = dict(target.limits)
         self._target = target
+        self._doubts += [n for n in target.notes if target.simulated]
         return target.engine
 
     def _run(self, span: tuple[int, int]) -> Run:
@@ -246,7 +247,8 @@ class Watcher:
     def _manifest(self) -> Manifest:
         o = self.options
         engine = {"name": self.table.name, **getattr(self, "_limits", {})}
-        local = bool(self._endpoint["loopback"])
+        simulated = self._target is not None and self._target.simulated
+        local = None if simulated else bool(self._endpoint["loopback"])
         manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns, command=list(o.command), endpoint=self._endpoint, engine=engine,
             machine={"client": host.facts(), "engine_is_local": local}, slo=o.slo,

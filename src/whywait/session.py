@@ -320,8 +320,9 @@ class Session:
         client.update(report.client, warmed_by_point=self._warmed, recount_by_point=self._recounts)
         client["trace_prefix"] = self._watching.trace_prefix
         local = t.endpoint.loopback
-        machine: dict[str, Any] = {"client": host.facts(), "engine_is_local": local, "engine_rates": self._rates}
-        machine.update(agents=self._watching.agents, gpus=device_names() if local else [])
+        here = None if t.simulated else local  # no machine is the simulated one's
+        machine: dict[str, Any] = {"client": host.facts(), "engine_is_local": here, "engine_rates": self._rates}
+        machine.update(agents=self._watching.agents, gpus=device_names() if here else [])
         manifest = Manifest(
             zero_unix_ns=self.clock.zero_unix_ns,
             command=list(o.command),

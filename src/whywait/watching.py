@@ -121,16 +121,17 @@ def _config(t: Target, engine: Engine | None) -> Config:
         slots_url=t.slots_url,
         engine=t.engine.name if t.engine else None,
         kv_unified=False if engine is not None and engine.kind == "embedded" else None,
-        pids=_pids(t.endpoint, engine),
+        pids=_pids(t, engine),
         host=here,
-        gpu=here,
+        gpu=here and not t.simulated,
         api_key_env=KEY,
         reach_env=REACH,
     )
 
 
-def _pids(endpoint: Endpoint, engine: Engine | None) -> dict[str, tuple[int, ...]]:
+def _pids(target: Target, engine: Engine | None) -> dict[str, tuple[int, ...]]:
+    endpoint = target.endpoint
     found: tuple[int, ...] = (engine.pid,) if engine is not None else ()
-    if not found and endpoint.loopback and not endpoint.unix:
+    if not found and endpoint.loopback and not endpoint.unix and not target.simulated:
         found = tuple(p for p in listening_pids(endpoint.port) if p != os.getpid())
     return {"client": (os.getpid(),), **({"engine": found} if found else {})}

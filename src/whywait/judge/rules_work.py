@@ -16,6 +16,7 @@ BIG = 0.4  # of the computed prompt tokens in prompts far above the median: the 
 MEETS = 0.3  # a modelled step may differ from the measured by this share of it
 POOR = 0.3  # share of draft tokens accepted below which speculation costs more than it gives
 BETWEEN = (0.4, 0.6)  # parts of a step that show neither
+TURNED = 0.25  # of a step at the load in question, shared by its batch: below it the rest decides
 
 
 def prompt(p: Seen) -> float:
@@ -222,7 +223,8 @@ def _bound(
     here = shared / (shared + each * width) if shared + each > 0 else 0.0
     facts = (*base.evidence, f"a step of {n1:g} takes {ms(t1)}, of {n2:g} {ms(t2)}: {ms(shared)} that the batch shares "
              f"and {ms(each)} for each sequence (modelled)")  # fmt: skip
-    if BETWEEN[0] < part < BETWEEN[1] or here < BETWEEN[0] < part:
+    turned = part >= BETWEEN[1] and here <= TURNED  # a wide step is no longer what a narrow one is
+    if not turned and (BETWEEN[0] < part < BETWEEN[1] or here < BETWEEN[0] < part):
         claim = (f"Decode is bound about equally by weight reads and fixed costs ({percent(part)} of a step of one, "
                  f"{percent(here)} of one of {width:.0f}) and by compute")  # fmt: skip
         return Verdict(base.cause, claim, "undecided", base.share, where=base.where, how="modelled", evidence=facts,
@@ -231,7 +233,7 @@ def _bound(
     if part < BETWEEN[1] and n2 < NARROW and (e.limit() or 2 * n2) >= 2 * n2:
         return replace(base, evidence=facts, claim=f"A step of {n2:g} takes nearly {n2:g} times that of one; whether a "
                        "wider one does, so few do not tell")  # fmt: skip
-    kind, size = ("weights", here) if part >= BETWEEN[1] else ("compute", 1 - here)
+    kind, size = ("weights", here) if part >= BETWEEN[1] and not turned else ("compute", 1 - here)
     return _named(e, base, kind, size, facts)
 
 

@@ -26,6 +26,7 @@ from whywait.units import NS_PER_S
 
 MAX_REDIRECTS = 5
 UNREAD = "engine metrics are not readable"
+SIMULATED = "whywait_sim_info{"  # on the metrics page of whywait serve-sim
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Target:
     extra: dict[str, Any] = field(default_factory=dict)  # the user's own body fields
     tokenizer: str = ""  # a file or folder of the user's, for lengths that the service does not count itself
     notes: tuple[dict[str, str], ...] = ()
+    simulated: bool = False  # it says so itself: this machine's cores and devices are not what it works with
 
     def options(
         self, workload: Workload, stream: bool, unique: str = "whywait", shares: bool = False
@@ -88,6 +90,9 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
             why, next_ = "its /metrics page is of no engine whywait knows", "describe the engine: --engine-file"
         what = engine.flags.get("metrics", "") if engine else ""
         target = _note(target, UNREAD, why, f"start it with {what}" if what else next_)
+    if text and SIMULATED in text:
+        target = _note(dataclasses.replace(target, simulated=True), "the service is simulated (whywait serve-sim)",
+                       "all its times are modelled, not measured", "whywait simulate states their error")  # fmt: skip
     return _limits(target, listing)
 
 

@@ -30,9 +30,10 @@ import orjson
 
 import whywait
 from whywait.errors import InternalError, UsageError, WhywaitError
-from whywait.load.stub_plan import Ask, Options, Plan, error, parse_fault, read_ask
+from whywait.load.stub_plan import Ask, Options, Plan, parse_fault, read_ask
 from whywait.load.stub_stream import Stream
 from whywait.net.dialect import PATHS
+from whywait.net.reply import error
 from whywait.net.serve import Reply, Request, Server
 
 COUNTERS = ("prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total", "tokens_predicted_total",

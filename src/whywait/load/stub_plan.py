@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from whywait.net.reply import DONE, sse
 from whywait.units import NS_PER_MS
 
 STAMP = 10**18  # any number of as many digits as a nanosecond of CLOCK_REALTIME has until the year 2286
@@ -237,7 +238,7 @@ class Writer:
             null = self.ask.fault == "usage_null_choices"
             last = {**self._base, "choices": None if null else [], "usage": self.usage()}
             out = sse({**last, "timings": self.timings()} if self.ask.plan.timings else last)
-        return out if self.ask.fault == "no_done" else out + b"data: [DONE]\n\n"
+        return out if self.ask.fault == "no_done" else out + DONE
 
     def usage(self) -> dict[str, Any]:
         ask, plan = self.ask, self.ask.plan
@@ -280,11 +281,3 @@ class Writer:
         if ask.plan.timings:
             out["timings"] = self.timings()
         return orjson.dumps(out)
-
-
-def sse(event: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(event)
-
-
-def error(message: str, kind: str, code: int) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import orjson
 
-from whywait.load.stub_plan import Ask, Options, Writer, error, sse
+from whywait.load.stub_plan import Ask, Options, Writer
 from whywait.load.stub_responses import ResponsesWriter
 from whywait.net.clock import bracket
+from whywait.net.reply import SSE, error, sse
 from whywait.net.serve import Reply, Server
 from whywait.units import NS_PER_MS, NS_PER_S
 
-SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 GOLDEN = 0.6180339887498949  # multiples of it fill a circle evenly, however many there are
 
 

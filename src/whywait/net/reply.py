@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
+
+import orjson
+
+#: Headers of a streamed answer.
+SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+DONE = b"data: [DONE]\n\n"  # the last event of chat completions and completions
 
 
 class Line(Protocol):
@@ -56,6 +62,16 @@ class Request:
 def framed(data: bytes) -> bytes:
     """``data`` as one chunk of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def sse(event: Mapping[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: %b\n\n" % orjson.dumps(event)
+
+
+def error(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
+    """The body of a refusal as OpenAI-compatible services write it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class Reply:

@@ -74,9 +74,9 @@ def served(efficiency: Efficiency) -> Efficiency:
 
 def host_of(family: str) -> Mapping[str, float]:
     """What an engine's host takes, in s (``fitted.json``, ``host``): per step, per sequence and step, per token, per
-    step with prefill (``skew_s`` more per collective in it); and, of an engine that schedules ahead, the least time of a step and of a sequence in it.
-    ``frontend_s`` and ``frontend_token_s``: before the queue, per request and prompt token; ``reply_s``: from a step's
-    end to the client."""
+    step with prefill (``skew_s`` more per collective in it); and, of an engine that schedules ahead, the least time of
+    a step and of a sequence in it. ``frontend_s`` and ``frontend_token_s``: before the queue, per request and prompt
+    token; ``reply_s``: from a step's end to the client."""
     host = fitted()["host"]
     return {**host["default"], **host.get(family, {})}
 

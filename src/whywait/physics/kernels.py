@@ -36,12 +36,21 @@ class Kernels:
         kind = self._held(_product_kind(op.weights, op.compute))
         flops = self.machine.flops if kind not in ("bf16", "int4_wo") else {"bf16": self.machine.flops["bf16"]}
         parts = rooflines.product((m, float(op.n), float(op.k)), op.weights, self.machine.read_bytes_per_s, flops)
+        if op.weights.startswith(("q", "iq")):
+            parts = parts._replace(compute=parts.compute * self._by_fours(m))
         found = self.fit.typed("product", kind)
         correction = self.fit.plain["product"] * np.ones(np.shape(m))
         if found is not None:
             features = (m, np.array(float(op.n)), np.array(float(op.k)))
             correction = np.exp(evaluate(np.asarray(found[1]) / 100, features, rooflines.PRODUCT_KNOTS))
         return self._split(parts, correction, (self.factor.weights, self.factor.compute))
+
+    def _by_fours(self, m: Floats) -> Floats:
+        """A core multiplies packed weights with ``packed_rows`` rows at once, and what is left over row by row, each
+        ``rest_row`` times as long (llama.cpp, ggml-cpu/repack.cpp)."""
+        rows = self.fit.plain.get("packed_rows", 1)
+        rest = np.asarray(m, dtype=float) % rows if rows > 1 else np.zeros(np.shape(m))
+        return np.asarray(1 + rest / np.maximum(m, 1.0) * (self.fit.plain.get("rest_row", 1.0) - 1), dtype=float)
 
     def experts(self, op: Experts, tokens: Floats) -> Floats:
         """The experts of one layer for ``tokens`` of the whole replica."""

@@ -1,8 +1,8 @@
 """What an engine does not see yet: requests that came while the next step was already planned, or between two looks.
 
 Engines that schedule ahead (vLLM's async scheduling, the overlap of SGLang and TensorRT-LLM) plan a step when the one
-before begins, so that what arrives during a step starts in the one after the next. SGLang may look for new requests only
-every few decode steps (``--scheduler-recv-interval``). TensorRT-LLM may put new prompts off until they fill a step
+before begins, so that what arrives during a step starts in the one after the next. SGLang may look for new requests
+only every few decode steps (``--scheduler-recv-interval``). TensorRT-LLM may put new prompts off until they fill a step
 (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``).
 """
 

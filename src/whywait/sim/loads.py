@@ -80,7 +80,7 @@ def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: i
         load = load._replace(priority=_priorities(d, schedule, options, warmed))
     # More places than requests change nothing; the kernel makes room for all of them.
     most = min(d.engine.max_seqs, max(len(load.prompt), 1))
-    pools = tuple(_pool(d, c, i)._replace(max_seqs=most) for i, c in enumerate(capacities))
+    pools = tuple(pool_of(d, c, i)._replace(max_seqs=most) for i, c in enumerate(capacities))
     costs = tuple(cost_of(d, prefill=d.split is not None and i == 0) for i in range(len(pools)))
     settings = _settings(d, mode, target, seed, options)._replace(steps=_rows(load, d.engine.token_budget, options))
     return Prepared(schedule, load, pools, costs, settings, capacities, warmed, shift)
@@ -190,7 +190,7 @@ def _priorities(d: Deployment, s: Schedule, options: Options, warmed: int) -> In
     return np.concatenate((np.zeros(warmed, np.int64), rank[s.klass]))
 
 
-def _pool(d: Deployment, c: Capacity, number: int) -> Pool:
+def pool_of(d: Deployment, c: Capacity, number: int) -> Pool:
     e, spec = d.engine, d.speculation
     decodes = d.split is None or number == 1
     each = kv_bytes_per_token(d.model, d.precision.kv, d.layout)[1] * e.block

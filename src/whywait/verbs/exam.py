@@ -1,4 +1,5 @@
-"""``whywait exam record | keep | score``: known bottlenecks on real engines, and how the verdict does on them."""
+"""``whywait exam record | keep | score | simulate``: known bottlenecks on real and simulated engines, and how the
+verdict does on them."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from whywait.lab.exam import ENGINES, Case, cases
 
 def exam(args: argparse.Namespace) -> int:
     folder = Path(args.runs)
+    if args.action == "simulate":
+        return _simulate(args)
     chosen = cases([args.engine] if args.engine else ENGINES, args.cases)
     if args.action == "record":
         return _record(args, chosen, Path(args.out or folder))
@@ -28,6 +31,23 @@ def exam(args: argparse.Namespace) -> int:
     marked = exam_score.score(folder, exam_blind.parse(args.blind or ""), names)
     if args.page:
         _write_page(Path(args.page), exam_score.markdown(marked))
+    return _said(args, marked, "whywait show RUNS/CASE")
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from whywait import exam_sim
+
+    found = exam_sim.cases(args.rounds, args.seed, args.cases)
+    if args.list:
+        print("\n".join(exam_sim.listing(found)))
+        return EXIT_OK
+    marked = exam_sim.score(found, args.jobs)
+    if args.page:
+        _write_page(Path(args.page), exam_sim.markdown(marked), (exam_sim.BEGIN, exam_sim.END))
+    return _said(args, marked, "whywait exam simulate --cases CASE --json")
+
+
+def _said(args: argparse.Namespace, marked: list[exam_score.Marked], look: str) -> int:
     if args.json:
         json.dump(exam_score.as_dict(marked), sys.stdout, indent=2, allow_nan=False)
         print()
@@ -35,7 +55,7 @@ def exam(args: argparse.Namespace) -> int:
         print(exam_score.text(marked))
     wrong = [m.case.name for m in exam_score.confident_wrongs(marked)]
     if wrong:
-        raise GateFailed(f"{len(wrong)} confident and wrong: {', '.join(wrong)}", "whywait show RUNS/CASE")
+        raise GateFailed(f"{len(wrong)} confident and wrong: {', '.join(wrong)}", look)
     return EXIT_OK
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from whywait.errors import UsageError
@@ -20,6 +16,7 @@ from whywait.net.proxy import TOKEN_HEADER, Proxy
 from whywait.net.reach import LEAST_TOKEN, Reach, address
 from whywait.net.record import Book, Recorder
 from whywait.session import stderr
+from whywait.verbs.signals import stopped_by_signals
 
 
 def record(args: argparse.Namespace) -> int:
@@ -44,7 +41,7 @@ def record(args: argparse.Namespace) -> int:
         stderr(f"recording {proxy.server.url} → {endpoint.url} into {book.path}")
         if token is not None:
             stderr(f"clients must send the token as {TOKEN_HEADER}")
-        with _stopped_by_signals(proxy):
+        with stopped_by_signals(proxy.loop.stop):
             proxy.run()
     finally:
         proxy.close()  # what is in flight ends, and is noted
@@ -68,19 +65,6 @@ def _report(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     if facts["unwatched"]:
         print(f"{facts['unwatched']:,} requests passed but could not be read: a fault of ours, please report it")
     print(f"next: whywait workload fit {facts['recording']}")
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(proxy: Proxy) -> Iterator[None]:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        proxy.loop.stop()
-
-    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _token(name: str | None) -> str | None:
