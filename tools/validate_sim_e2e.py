@@ -30,8 +30,8 @@ WHY: Mapping[str, str] = {
     "sglang|nan|agg|1.0|1.0": "65 of 67 GB are weights; the KV space is what is left of two large numbers",
     "8B-Instruct|h100_sxm|trtllm|nan|agg|8.0|1.0": "from 64 in flight first tokens wait where no step explains it: one "
     "frontend for 12,000 streamed tokens/s, probably",
-    "Qwen3-32B|h100_sxm|trtllm|fp8|agg|1.0|1.0": "KV space a sixth smaller than computed: loads at its edge queue or not",
-    "b200_sxm|vllm|fp8|agg|4.0|1.0": "prefill steps take 75 ms more than their operations (no graph, fused collectives)",
+    "Qwen3-32B|h100_sxm|trtllm|fp8|agg|1.0|1.0": "KV space a sixth smaller than computed: loads at its edge queue",
+    "b200_sxm|vllm|fp8|agg|4.0|1.0": "prefill steps take 75 ms more than their operations (outside of graphs)",
     "agg|1.0|0.0": _REPLICAS,
     "agg|2.0|0.0": _REPLICAS,
     "agg|8.0|0.0": _REPLICAS,

@@ -239,7 +239,7 @@ def texts(folder: Path, say: Callable[[str], None]) -> dict[str, str]:
             common.add(system, folder, streamed(found.multipliers(), times), draws)
         own.add(system, folder, pinned(system, folder, found.multipliers()), [])
         say(" | ".join(own.lines[-1]))
-    by_offline = f"""Calibrated on Offline alone, the cost of streaming ({times:g} times what the host takes per sequence
+    by_offline = f"""On Offline alone, the cost of streaming ({times:g} times what the host takes per sequence
 and step) by the systems of the other half:
 
 {common.text()}"""
