@@ -180,8 +180,9 @@ def _this_machine(run: Run, facts: list[Fact]) -> Accelerator:
     facts.append(Fact("machine", f"{name}, {read / 1e9:.0f} GB/s, {flops / 1e9:.0f} GFLOP/s", how, why))
     return dataclasses.replace(
         machine("cpu"), name=name, words=(), also=(), read_bytes_per_s=float(read), source="this run", price_usd_h=None,
-        fit="core", flops={"bf16": float(flops)}, tdp_w=None, note="",
-        memory_bytes=float(host.get("memory_bytes") or 64e9),
+        fit="core",
+        flops={"bf16": float(flops)},
+        memory_bytes=float(host.get("memory_bytes") or 64e9), tdp_w=None, note="",
     )  # fmt: skip
 
 
