@@ -141,7 +141,9 @@ class TestPopulation:
 def guesses(error: float, width: float, n: int, group: str, rng: np.random.Generator) -> list[Guess]:
     off = np.exp(rng.normal(0, error, n))
     wide = math.exp(width)
-    return [Guess(row(group=group), m, float(x), Interval(1.0, 1 / wide, wide), False) for x in off for m in (TTFT, TPOT)]
+    return [
+        Guess(row(group=group), m, float(x), Interval(1.0, 1 / wide, wide), False) for x in off for m in (TTFT, TPOT)
+    ]
 
 
 class TestTables:

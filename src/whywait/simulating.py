@@ -243,7 +243,7 @@ def known_error(d: Deployment) -> str:
     """How wrong such predictions were where the truth is known, in words."""
     found = KNOWN_ERROR.get(d.engine.policy)
     if found is None:
-        return f"known error: none, no measured service of {d.engine.policy} was compared without calibration"
+        return f"known error: none, no measured service of {d.engine.policy} was compared"
     tpot, ttft = found
     return (f"known error of {d.engine.policy} on measured services, no calibration: TPOT {tpot:.0%}, TTFT {ttft:.0%} "
             "in the median; often too short a TTFT (docs/simulator.md)")  # fmt: skip

@@ -59,7 +59,7 @@ def put_off(w: World, eng: Engine, budget: int) -> bool:
         return False
     filled, places = eng.token_budget - budget, eng.max_seqs - eng.running
     enough = eng.wait_share * eng.token_budget
-    for k in range(w.levels):
+    for k in range(w.levels - 2):
         row = level_at(w, eng.id, k).head
         while row != NOBODY and places > 0 and filled < enough:
             filled += request(w, row).prompt + request(w, row).made
