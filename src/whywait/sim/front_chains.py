@@ -19,8 +19,8 @@ FIRST = 1 << 12
 
 
 class Lazy:
-    """A table, in the plain form, whose records are made when they are first looked at: most blocks of a large cache are
-    never used."""
+    """A table, in the plain form, whose records are made when they are first looked at: most blocks of a large cache
+    are never used."""
 
     dtype = np.dtype(object)
 

@@ -156,7 +156,11 @@ class Online:
         return getattr(engines[0], name) if not COMPILED else engines[name][0]
 
     def _now(self) -> Now:
-        return Now(int(self._engine("running")), int(self._engine("waiting") + self._engine("inbox")), self._engine("used") / self._blocks)
+        return Now(
+            int(self._engine("running")),
+            int(self._engine("waiting") + self._engine("inbox")),
+            self._engine("used") / self._blocks,
+        )
 
     def _loading_s(self, now_s: float) -> float | None:
         """Until the next block is up from a tier; None: nothing is on its way."""
