@@ -111,8 +111,8 @@ def take_out(w: World, eng: Engine, k: int) -> None:
 
 @jit
 def before_in(w: World, head: int, row: int) -> int:
-    """Whom ``row`` follows in the queue that begins with ``head``: NOBODY where it is the first, NOWHERE where it is not
-    in it."""
+    """Whom ``row`` follows in the queue that begins with ``head``: NOBODY where it is the first, NOWHERE where it is
+    not in it."""
     before = NOBODY
     while head != NOBODY:
         if head == row:
