@@ -6,7 +6,7 @@ from whywait.sim.cache import give_back, hold, rise, take
 from whywait.sim.jit import jit
 from whywait.sim.kernel_access import engine, level_at, link_at, node_at, request, running, tier_at
 from whywait.sim.kernel_blocks import blocks_of, growth
-from whywait.sim.kernel_queue import first_waiting, pop_waiting, push_back, push_event
+from whywait.sim.kernel_queue import push_event, push_last
 from whywait.sim.kernel_slots import start_decoding, wanted
 from whywait.sim.kernel_state import (
     BUSY,
@@ -48,6 +48,7 @@ def load_below(w: World, eng: Engine, row: int, found: int, below: int) -> None:
         link_at(w, one.chain_at + j).mine = 1
     take(w, eng, below)
     one.loaded = found + below
+    eng.loading += 1
     eng.promised += wanted(eng, one) - one.loaded
     push_event(w, there, row * KINDS + LOADED)
 
@@ -58,13 +59,7 @@ def park(w: World, eng: Engine, slot: Slot) -> None:
     one = request(w, slot.row)
     one.parked = slot.held
     one.parked_s = eng.t
-    one.follow = NOBODY
-    queue = level_at(w, eng.id, w.levels - 1)
-    if queue.head == NOBODY:
-        queue.head = slot.row
-    else:
-        request(w, queue.tail).follow = slot.row
-    queue.tail = slot.row
+    push_last(w, level_at(w, eng.id, w.levels - 1), slot.row)
     w.parked += 1
 
 
@@ -92,24 +87,30 @@ def grant(w: World, at: float) -> None:
 
 @jit
 def reserve(w: World, one: Request, at: float) -> int:
-    """The decode engine with the fewest requests that has the blocks and is below the cap; NOBODY: none."""
+    """The decode engine with the fewest requests that has a place, the blocks, and is below the cap; NOBODY: none."""
     best, fewest = NOBODY, 0
     for d in range(w.first, w.engines):
         eng = engine(w, d)
-        load = eng.running + eng.waiting + eng.in_flight
-        if (best != NOBODY and load >= fewest) or (w.cap > 0 and eng.in_flight >= w.cap):
+        load = eng.running + eng.waiting + eng.loading + eng.in_flight
+        if (best != NOBODY and load >= fewest) or (w.cap > 0 and eng.in_flight >= w.cap) or load >= eng.max_seqs:
             continue
         if eng.mode == BUSY and eng.n > 1:
             cut(eng, at)
         steps = eng.n if eng.mode == BUSY and eng.decodes == 1 else 0
-        if wanted(eng, one) <= eng.free - eng.promised - growth(w, eng, steps):
+        if arriving(eng, one) <= eng.free - eng.promised - growth(w, eng, steps):
             best, fewest = d, load
     if best != NOBODY:
         eng = engine(w, best)
         eng.in_flight += 1
-        one.loaded = wanted(eng, one)
+        one.loaded = arriving(eng, one)
         take(w, eng, one.loaded)
     return best
+
+
+@jit
+def arriving(eng: Engine, one: Request) -> int:
+    """Blocks to reserve at a decode engine: those of the prompt and of the next token."""
+    return max(wanted(eng, one), blocks_of(eng, one.prompt + 1 + eng.drafts))
 
 
 @jit
@@ -120,33 +121,28 @@ def handed(w: World, row: int, at: float) -> None:
     one.handover_s = at - one.parked_s
     give_back(w, source, row, one.parked, False)
     one.parked = 0
-    one.handed = 1
     eng.in_flight -= 1
-    push_back(w, eng, row)
+    push_last(w, level_at(w, eng.id, w.levels - 1), row)
+    eng.waiting += 1
     grant(w, at)
 
 
 @jit
 def enter_handed(w: World, eng: Engine) -> None:
-    """Requests whose KV has come start to decode, in order, while there are places and blocks for their next token."""
-    while eng.waiting > 0 and eng.running < eng.max_seqs:
-        row = first_waiting(w, eng)
-        if row == NOBODY:
-            return
+    """Requests whose KV has come start to decode, in order, while there are places."""
+    queue = level_at(w, eng.id, w.levels - 1)
+    while queue.head != NOBODY and eng.running < eng.max_seqs:
+        row = queue.head
         one = request(w, row)
-        if one.handed == 0:
-            return
-        more = max(0, blocks_of(eng, one.prompt + 1 + eng.drafts) - one.loaded)
-        if eng.decoding > 0 and more > eng.free - growth(w, eng, 1):
-            return
-        pop_waiting(w, eng, row)
+        queue.head = one.follow
+        eng.waiting -= 1
         slot = running(w, eng, eng.running)
         eng.running += 1
         eng.prefilling += 1
         slot.row, slot.busy = row, 1
         slot.prompt, slot.done, slot.take = one.prompt, one.prompt, 0
         slot.held, slot.own = one.loaded, one.chain_n
-        one.loaded, one.handed = 0, 0
+        one.loaded = 0
         start_decoding(w, eng, slot)
 
 

@@ -11,10 +11,10 @@ from whywait.sim.cache import give_back, register
 from whywait.sim.handover import enter_handed, grant, handed, park, wake
 from whywait.sim.inbox import lay_by, note_steps, take_in
 from whywait.sim.jit import entry, jit
-from whywait.sim.kernel_access import due_at, engine, event_at, order, request, running, seat
+from whywait.sim.kernel_access import due_at, engine, event_at, level_at, order, request, running, seat
 from whywait.sim.kernel_blocks import blocks_of, grow
 from whywait.sim.kernel_build import put, result, steps, world
-from whywait.sim.kernel_queue import pop_event, push_back, push_front
+from whywait.sim.kernel_queue import pop_event, push_back, push_last
 from whywait.sim.kernel_record import record
 from whywait.sim.kernel_slots import earliest_end, ended, finish, start_decoding, stop
 from whywait.sim.kernel_state import (
@@ -99,8 +99,12 @@ def arrive(w: World, at: float) -> None:
     if code % KINDS == ARRIVES:
         receive(w, row, at)
     elif code % KINDS == LOADED:
-        eng = engine(w, request(w, row).replica)
-        push_front(w, eng, row)
+        one = request(w, row)
+        eng = engine(w, one.replica if one.decoder == NOBODY else one.decoder)
+        push_last(w, level_at(w, eng.id, w.levels - 2), row)
+        eng.waiting += 1
+        eng.loading -= 1
+        eng.full = 0
         wake(eng, at, True)
     else:
         handed(w, row, at)
@@ -149,6 +153,7 @@ def start(w: World, eng: Engine) -> None:
         return
     if eng.role == DECODE:
         enter_handed(w, eng)
+    room = eng.free - eng.promised
     plan(w, eng)
     if eng.inbox > 0:
         eng.again = 1
@@ -156,8 +161,10 @@ def start(w: World, eng: Engine) -> None:
         count_prompts(w, eng)
     if eng.seqs == 0 and eng.decodes == 0:
         eng.mode = IDLE
-        return
-    begin(w, eng)
+    else:
+        begin(w, eng)
+    if w.parked > 0 and eng.free - eng.promised > room:
+        grant(w, eng.t)
 
 
 @jit

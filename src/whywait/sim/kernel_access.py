@@ -100,7 +100,7 @@ def request(w: World, row: int) -> Request:
 
 @jit
 def level_at(w: World, e: int, level: int) -> Level:
-    """Waiting requests of one priority; one past the priorities are the parked ones."""
+    """Waiting requests of one priority; then those that were loaded, and those handed over (or parked)."""
     return _level(w.at_levels, e * w.levels + level)  # type: ignore[no-any-return]
 
 

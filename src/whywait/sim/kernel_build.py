@@ -77,7 +77,7 @@ class Tables(NamedTuple):
     heap: Any  # (engines, ids), or none where eviction goes by age
     tiers: Any  # (engines, tiers)
     requests: Any  # (n,)
-    levels: Any  # (engines, levels + 1)
+    levels: Any  # (engines, levels + 2)
     due: Any  # (roots,)
     events: Any
     rows: Any
@@ -97,7 +97,7 @@ def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings
         **room(pools, costs, count),
         **cache(load, pools, requests, engines),
         requests=requests,
-        levels=records(Level, (count, levels + 1)),
+        levels=records(Level, (count, levels + 2)),
         due=due,
         events=events,
         rows=records(Row, size),

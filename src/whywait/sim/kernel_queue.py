@@ -6,20 +6,23 @@ from typing import Any
 
 from whywait.sim.jit import jit
 from whywait.sim.kernel_access import event_at, level_at, request
-from whywait.sim.kernel_state import NOBODY, Engine, World
+from whywait.sim.kernel_state import NOBODY, Engine, Level, World
 
 
 @jit
 def push_back(w: World, eng: Engine, row: int) -> None:
-    one = request(w, row)
-    level = level_at(w, eng.id, one.level)
-    one.follow = NOBODY
+    push_last(w, level_at(w, eng.id, request(w, row).level), row)
+    eng.waiting += 1
+
+
+@jit
+def push_last(w: World, level: Level, row: int) -> None:
+    request(w, row).follow = NOBODY
     if level.head == NOBODY:
         level.head = row
     else:
         request(w, level.tail).follow = row
     level.tail = row
-    eng.waiting += 1
 
 
 @jit
@@ -35,9 +38,12 @@ def push_front(w: World, eng: Engine, row: int) -> None:
 
 @jit
 def first_waiting(w: World, eng: Engine) -> int:
-    """The row that is next at this engine, or NOBODY."""
+    """The row that is next at this engine, or NOBODY: those that hold loaded blocks go first, since others may need them."""
     if eng.waiting > 0:
-        for k in range(w.levels):
+        row = level_at(w, eng.id, w.levels - 2).head
+        if row != NOBODY:
+            return row
+        for k in range(w.levels - 2):
             row = level_at(w, eng.id, k).head
             if row != NOBODY:
                 return row
@@ -48,7 +54,7 @@ def first_waiting(w: World, eng: Engine) -> int:
 def pop_waiting(w: World, eng: Engine, row: int) -> None:
     """Takes out ``row``, which first_waiting gave."""
     one = request(w, row)
-    level_at(w, eng.id, one.level).head = one.follow
+    level_at(w, eng.id, one.level if one.loaded == 0 else w.levels - 2).head = one.follow
     eng.waiting -= 1
 
 

@@ -35,7 +35,7 @@ def put(row: Row, eng: Engine) -> None:
     row.context_sum = eng.context
     row.pairs = eng.pairs
     row.kv_used = eng.used
-    row.waiting = eng.waiting + eng.inbox
+    row.waiting = eng.queued
     row.replica = eng.id
 
 

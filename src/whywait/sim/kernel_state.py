@@ -109,6 +109,7 @@ class Engine:
     runs: int = NOBODY  # first unused run
     idle: int = 0  # shared blocks in the heap
     stamp: int = 0
+    loading: int = 0  # requests whose blocks are on their way up
     promised: int = 0  # blocks that requests which are loading will still need
     next_end: int = NEVER  # counter of the earliest end among decoders
     ctx_base: int = 0  # sums over decoders
@@ -141,6 +142,7 @@ class Engine:
     window_pairs: int = 0
     context: float = 0.0
     used: int = 0
+    queued: int = 0  # waiting when they began
     # totals
     made: int = 0
     preemptions: int = 0
@@ -164,7 +166,6 @@ class Request:
     loaded: int = 0  # blocks it holds while it waits, having been loaded
     parked: int = 0  # blocks it holds at its prefill engine after the prefill
     parked_s: float = math.nan  # since when
-    handed: int = 0  # its KV came from a prefill engine
     decoder: int = NOBODY  # engine that decodes it, with a split
     made: int = 0  # tokens out before a preemption
     level: int = 0  # of priority

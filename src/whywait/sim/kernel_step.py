@@ -81,6 +81,7 @@ def begin(w: World, eng: Engine) -> None:
         eng.n = reach(w, eng, min(steady, eng.next_end - eng.counter))
     eng.end = eng.t + took(eng, eng.n)
     eng.used = eng.blocks - eng.free + growth(w, eng, 1) if eng.decodes == 1 else eng.blocks - eng.free
+    eng.queued = eng.waiting + eng.inbox
     eng.mode = BUSY
 
 

@@ -30,13 +30,17 @@ def plan_mixed(w: World, eng: Engine) -> None:
     budget = eng.token_budget - eng.decoding * (1 + eng.drafts)
     if eng.prefilling > 0:
         budget = continue_prompts(w, eng, budget)
-    short = eng.preemptions > before
+    short = eng.preemptions > before and eng.running > 0
     off = eng.waiting > 0 and put_off(w, eng, budget)
     if not short and not off and eng.waiting > 0:
         admit_waiting(w, eng, budget)
     eng.decodes = 1 if eng.decoding > 0 else 0
-    eng.blocked = 1 if eng.waiting > 0 and not short and not off else 0
-    eng.again = 1 if short or off else 0
+    # Of a prompt that is admitted by its first chunk, decoding may evict what it would have had to wake: it may fit
+    # then.
+    shifts = eng.prefix_cache == 1 and eng.whole_prompt == 0 and eng.running < eng.max_seqs
+    sure = not short and not off and not shifts
+    eng.blocked = 1 if eng.waiting > 0 and sure else 0
+    eng.again = 1 if eng.waiting > 0 and not sure else 0
 
 
 @jit
@@ -88,8 +92,6 @@ def admit_waiting(w: World, eng: Engine, budget: int) -> None:
         if row == NOBODY or (eng.running + 1) * (1 + eng.drafts) > eng.token_budget:
             break
         one = request(w, row)
-        if one.handed == 1:
-            break
         prompt = one.prompt + one.made
         if eng.policy == LLAMA_CPP:
             found = choose_place(w, eng, row)
@@ -99,7 +101,8 @@ def admit_waiting(w: World, eng: Engine, budget: int) -> None:
         else:
             found, idle, below = cached_blocks(w, eng, one, prompt)
         part = most_of(eng, prompt - found * eng.block, budget)
-        if not fits(w, eng, one, found * eng.block + part, found - idle):
+        first = prompt if below > 0 else found * eng.block + part
+        if not fits(w, eng, one, first, found - idle):
             break
         if below > 0:
             pop_waiting(w, eng, row)

@@ -23,10 +23,13 @@ def plan_sglang(w: World, eng: Engine) -> None:
     if eng.mixed == 1:
         retract(w, eng)
     tokens = 0
+    fresh = eng.decoding == 0  # the mark that it is full is on the batch of decoders; a new one has none
+    if fresh:
+        eng.full = 0
     if eng.prefilling > 0 or (eng.waiting > 0 and eng.full == 0):
         tokens = plan_prompts(w, eng)
-        if eng.decoding == 0:
-            eng.full = 0  # the mark is on the batch of decoders; a new one has none
+        if fresh:
+            eng.full = 0
     if tokens == 0 and eng.mixed == 0:
         retract(w, eng)
     if eng.decoding > 0 and (tokens == 0 or eng.mixed == 1):
@@ -59,7 +62,7 @@ def plan_prompts(w: World, eng: Engine) -> int:
     budget = eng.token_budget - mixed if eng.chunked == 1 else 1 << 40
     prompts = eng.prompt_tokens - mixed if eng.prompt_tokens > 0 else 1 << 40
     planned = 0
-    spare = (eng.free - growth(w, eng, mixed)) * eng.block - int(to_come(w, eng) * ratio(eng)) - mixed
+    spare = (eng.free - growth(w, eng, 1)) * eng.block - int(to_come(w, eng) * ratio(eng)) - mixed
     if eng.prefilling > 0:
         planned, keeps = continue_cut(w, eng, budget)
         spare -= keeps
@@ -68,8 +71,6 @@ def plan_prompts(w: World, eng: Engine) -> int:
         if row == NOBODY:
             return planned
         one = request(w, row)
-        if one.handed == 1:
-            return planned
         prompt = one.prompt + one.made
         left = min(CLIP, one.output - one.made)
         found, idle, below = one.loaded, 0, 0
@@ -77,7 +78,9 @@ def plan_prompts(w: World, eng: Engine) -> int:
             found, idle, below = cached_blocks(w, eng, one, prompt)
         extend = prompt - found * eng.block
         total = extend + left + eng.block
-        if total + (idle + eng.promised) * eng.block > spare and eng.running > 0:
+        promised = eng.promised if one.loaded == 0 else 0  # its own is among it
+        fits = blocks_of(eng, prompt) - found + idle <= eng.free - growth(w, eng, 1) - promised
+        if not fits or (total + (idle + promised) * eng.block > spare and eng.running > 0):
             eng.full = 1
             return planned
         if below > 0:
@@ -127,10 +130,11 @@ def retract(w: World, eng: Engine) -> None:
     """Takes decoders back, fewest tokens out and longest prompt first, until the others can go on for some steps."""
     if growth(w, eng, 1) <= eng.free:
         return
-    while eng.decoding > 1:
+    while eng.decoding > 0:
         preempt(w, eng, shortest(w, eng))
         eng.full, eng.again = 0, 1
-        if eng.free * eng.block >= AHEAD * eng.decoding and growth(w, eng, 1) <= eng.free:
+        enough = eng.decoding <= 1 or eng.free * eng.block >= AHEAD * eng.decoding
+        if enough and growth(w, eng, 1) <= eng.free:
             break
     out, whole = 0, 0
     for k in range(eng.running):

@@ -17,7 +17,7 @@ def plan_static(w: World, eng: Engine) -> None:
     if eng.running == 0:
         while eng.running < eng.max_seqs and eng.waiting > 0:
             row = first_waiting(w, eng)
-            if row == NOBODY or request(w, row).handed == 1 or whole(eng, request(w, row)) > eng.free:
+            if row == NOBODY or whole(eng, request(w, row)) > eng.free:
                 break
             pop_waiting(w, eng, row)
             part = min(budget, request(w, row).prompt)

@@ -98,7 +98,7 @@ class Steps(NamedTuple):
     context_sum: F8  # tokens the decoders read
     pairs: F8  # pairs of tokens the prompts' chunks look back at
     kv_used: I8  # blocks after the first step
-    waiting: I8
+    waiting: I8  # when the first step began
     replica: I8
 
 
