@@ -49,6 +49,7 @@ MAY: dict[str, set[str]] = {
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
     "exam_blind": set(CORE),
     "exam_score": {*CORE, "lab", "judge", "app", "exam", "exam_blind"},
+    "exam_sim": {*FLOOR, *PRODUCERS, "app", "exam_score"},
     "verbs": {
         *FLOOR,
         *PRODUCERS,
@@ -67,6 +68,7 @@ MAY: dict[str, set[str]] = {
         "exam",
         "exam_blind",
         "exam_score",
+        "exam_sim",
     },
     "flags": {"whywait"},
     "flags_sim": {"whywait", "flags"},

@@ -5,6 +5,7 @@ Writes the tables of ``docs/simulator.md`` between their markers. The record lie
 
 ``dense`` and ``experts`` (cases 1, 2 and 6 of the table of expected errors): closed loops of real GPUs, calibrated on a
 few loads or not at all, and how often the interval holds. 3: two runs request by request. 4: Poisson arrivals (MLPerf).
+``fit`` prints what closed loops deviate by, per engine, from what ships.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from validate_sim_tables import put
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "simulator.md"
 CASES = ("dense", "experts", "3", "4")
+FIT = "fit"
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=CASES, help="all when left out; may be given again")
+    parser.add_argument("--case", action="append", choices=(*CASES, FIT), help="all when left out; may be given again")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "measured", help="the record")
     parser.add_argument("--print", action="store_true", help="print the tables, leave the document alone")
     args = parser.parse_args(argv)
@@ -41,6 +43,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"{time.monotonic() - begun:6.0f} s  {text}", flush=True)
 
     for case in args.case or CASES:
+        if case == FIT:
+            print("\n".join(f"{name}: {text}" for name, text in e2e.deviations(args.data).items()))
+            continue
         for name, text in tables(case, args.data, say).items():
             if args.print:
                 print(f"\n{name}\n{text}")

@@ -99,7 +99,7 @@ def _trtllm(row: Row, e: Engine) -> Engine:
 
 
 def _balanced(row: Row, e: Engine) -> Engine:
-    """Attention over ``dp`` parts with ``enable_balance``: prompts wait until every part has one, ``timeout_iters`` 60."""
+    """Attention over ``dp`` parts with ``enable_balance``: prompts wait until each has one, ``timeout_iters`` 60."""
     dp = row.part.dp
     if dp == 1:
         return e

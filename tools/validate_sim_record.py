@@ -148,7 +148,8 @@ def _part(r: Mapping[str, str], prefix: str) -> Part:
 
     tp, dp, ep = number("tp_size"), number("attention_dp_size"), max(1, number("moe_ep_size"))
     if not prefix and dp > 1:
-        # Columns of these rows multiply up to more devices than there were: launched as tp=1, dp = all, experts over all.
+        # Columns of these rows multiply up to more devices than there were: launched as tp=1, dp = all, experts over
+        # all.
         label = r.get("tp_label") or ""
         devices = int(float(label)) if label else tp if tp > 1 else min(dp, number("moe_tp_size") * ep)
         devices = min(devices, 8)

@@ -38,8 +38,8 @@ DRAWS, LEAST_DRAWS, PLAIN_DRAWS = 60, 16, 16
 HEAVY = 200_000  # requests simulated in all draws of a point beyond which there are fewer draws
 ENOUGH = 400  # requests of a point where nobody says how many: they bound a p99
 SEEDS = 8
-#: Median absolute error of TPOT and TTFT (mean of a load) by engine, prior only, on about 110 loads of 60 configurations
-#: of the public record (closed loops on H100, H200, B200, B300), each engine at its default limits.
+#: Median absolute error of TPOT and TTFT (mean of a load) by engine, prior only, on about 110 loads of 60
+#: configurations of the public record (closed loops on H100, H200, B200, B300), each engine at its default limits.
 KNOWN_ERROR = {"vllm": (0.08, 0.39), "sglang": (0.08, 0.71), "trtllm": (0.21, 0.70)}
 
 
@@ -243,10 +243,10 @@ def known_error(d: Deployment) -> str:
     """How wrong such predictions were where the truth is known, in words."""
     found = KNOWN_ERROR.get(d.engine.policy)
     if found is None:
-        return f"known error: none, no measured service of {d.engine.policy} was compared without calibration"
+        return f"known error: none, no measured service of {d.engine.policy} was compared"
     tpot, ttft = found
-    return (f"known error of {d.engine.policy} on measured services, no calibration: TPOT {tpot:.0%}, TTFT {ttft:.0%} in "
-            "the median; often too short a TTFT (docs/simulator.md)")  # fmt: skip
+    return (f"known error of {d.engine.policy} on measured services, no calibration: TPOT {tpot:.0%}, TTFT {ttft:.0%} "
+            "in the median; often too short a TTFT (docs/simulator.md)")  # fmt: skip
 
 
 def notes(plan: Plan, draws: Sequence[int]) -> list[str]:

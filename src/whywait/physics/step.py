@@ -21,9 +21,11 @@ from whywait.physics.ops import Operations, operations
 from whywait.physics.rooflines import READ
 
 Floats = NDArray[np.float64]
-_GRID = np.array([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640,
-                  768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288, 16384,
-                  24576, 32768, 65536, 131072], dtype=np.int64)  # fmt: skip
+_GRID = np.array([
+    1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
+    640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 10240, 12288,
+    16384, 24576, 32768, 65536, 131072,
+], dtype=np.int64)  # fmt: skip
 _LINEAR_SHARE = 0.15  # of the rate that chunked recurrences reach; not in the tables: a guess
 _HEAD_ROWS = 256  # sequences over which what a row of the output table adds is taken
 

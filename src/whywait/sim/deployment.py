@@ -34,7 +34,9 @@ class Engine:
     priority: bool = False
     ahead: bool = False  # schedules a step while the one before runs: what comes meanwhile waits for the one after
     wait_steps: int = 0  # TensorRT-LLM's batch_wait_timeout_iters: steps that new prompts are put off for while …
-    wait_share: float = 0.0  # … all of them together fill less than this share of token_budget (batch_wait_max_tokens_ratio)
+    wait_share: float = (
+        0.0  # … all of them together fill less than this share of token_budget (batch_wait_max_tokens_ratio)
+    )
     receive_every: int = 1  # SGLang's --scheduler-recv-interval: decode steps between two looks for new requests
     frontend_s: float = 0.002  # HTTP, templating, tokenising, per request
     frontend_token_s: float = 0.0  # the same per prompt token

@@ -42,7 +42,8 @@ def engine_of(name: str, device: Accelerator | None = None) -> Engine:
         return replace(found, max_seqs=256, token_budget=2048)
     if known == "sglang" and memory > 0:
         budget = 2048 if memory < 35 * 2**30 else 4096 if memory < 60 * 2**30 else 8192
-        # What it leaves for activations and graphs (server_args.py: half a GiB, 1.5 MiB a token of a prefill step, graphs).
+        # What it leaves for activations and graphs (server_args.py: half a GiB, 1.5 MiB a token of a prefill step,
+        # graphs).
         kept = (1024 + 1.5 * budget + (512 if budget == 8192 else 160)) * 2**20
         return replace(found, token_budget=budget, memory_share=round(1 - kept / memory, 3))
     return found

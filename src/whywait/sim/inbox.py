@@ -1,8 +1,8 @@
 """What an engine does not see yet: requests that came while the next step was already planned, or between two looks.
 
 Engines that schedule ahead (vLLM's async scheduling, the overlap of SGLang and TensorRT-LLM) plan a step when the one
-before begins, so that what arrives during a step starts in the one after the next. SGLang may look for new requests only
-every few decode steps (``--scheduler-recv-interval``). TensorRT-LLM may put new prompts off until they fill a step
+before begins, so that what arrives during a step starts in the one after the next. SGLang may look for new requests
+only every few decode steps (``--scheduler-recv-interval``). TensorRT-LLM may put new prompts off until they fill a step
 (``batch_wait_timeout_iters``, ``batch_wait_max_tokens_ratio``).
 """
 
@@ -59,7 +59,7 @@ def put_off(w: World, eng: Engine, budget: int) -> bool:
         return False
     filled, places = eng.token_budget - budget, eng.max_seqs - eng.running
     enough = eng.wait_share * eng.token_budget
-    for k in range(w.levels):
+    for k in range(w.levels - 2):
         row = level_at(w, eng.id, k).head
         while row != NOBODY and places > 0 and filled < enough:
             filled += request(w, row).prompt + request(w, row).made

@@ -71,7 +71,7 @@ def _compiled(function: F, inner: bool) -> F:
 
 
 def viewer(dtype: np.dtype[np.void]) -> Callable[[Any, int], Any]:
-    """A function that gives record ``index`` of a table: of those at an address when compiled, else of the array."""
+    """A function that gives record ``index`` of a table: of records at an address when compiled, else of the array."""
     if not COMPILED:
         return _item
     record = numba.from_dtype(dtype)

@@ -89,7 +89,7 @@ def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings
     one = records(World, 1)
     size = CHUNK if settings.steps < 0 else settings.steps
     requests, levels = requests_of(load, any(pool.priority for pool in pools))
-    due, events, closed = arrivals(load, pools[0], settings, requests)
+    due, events, closed = arrivals(load, pools, settings, requests)
     engines = engines_of(pools, costs, settings.engines)
     tables = Tables(
         world=one,
@@ -236,15 +236,16 @@ def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
     return requests, levels
 
 
-def arrivals(load: Load, pool: Pool, settings: Settings, requests: Any) -> tuple[Any, Any, dict[str, int]]:
+def arrivals(load: Load, pools: Sequence[Pool], settings: Settings, requests: Any) -> tuple[Any, Any, dict[str, int]]:
     """Rows that come by themselves, in order, and the heap of events. In a closed loop the first ones come at once
     and each end brings the next."""
-    roots = np.flatnonzero(load.after < 0)
+    roots, pool = np.flatnonzero(load.after < 0), pools[0]
+    several = len(roots) < len(load.after) or len(pools) > 1 or any(pool.tier_blocks for pool in pools)
     closed = settings.concurrency > 0
     sent = np.zeros(len(roots)) if closed else np.asarray(load.arrive_s, float)[roots]
     ready = sent + pool.frontend_s + pool.frontend_token_s * load.prompt[roots]
     first = min(settings.concurrency, len(roots)) if closed else 0
-    heap = records(Event, max(first, len(load.after)) + 1)
+    heap = records(Event, (len(load.after) if several else first) + 1)
     due = records(Event, len(roots))
     if closed:
         put(requests, roots[:first], {"sent_s": 0.0})

@@ -25,7 +25,7 @@ from whywait.physics.machines import Accelerator, find, machine
 from whywait.physics.models import BYTES, Shape
 from whywait.sim.deployment import Deployment, Engine, Speculation
 from whywait.sim.engines import engine_of
-from whywait.sim.techniques import apply
+from whywait.sim.techniques import apply, parse
 
 #: What an x86 core of a server does where nothing was measured: bytes/s from memory and flops/s in 32 bits. Guesses:
 #: the priors around them are wide.
@@ -33,6 +33,8 @@ CORE_BYTES_PER_S, CORE_FLOPS_PER_S = 12e9, 80e9
 CPU_TOKEN_BUDGET = 2048  # --max-num-batched-tokens of vLLM's API server where no large accelerator is found
 BUSY = 0.05  # a device that was busy for less of the run did not take part
 BUDGET = "tokens per step"
+#: What a technique in ``--baseline`` says, so that it is no longer assumed.
+GIVEN_BY = {BUDGET: "token-budget", "sequences at once": "max-seqs", "devices": "tp", "prefix cache": "prefix-cache"}
 OFFERED = 0.1  # of the prompt tokens that a cache could have found: with less, none found says nothing
 SAME_SIZE = 0.15  # a catalogue model of the run's name whose weights differ by more is another model
 _OWN = ("model", "machine", "engine", "kv-tokens", "block")
@@ -82,6 +84,8 @@ def baseline_of(run: Run, given: str = "") -> Baseline:
         kept = d.engine.kv_blocks  # the run's own count, whatever layout is said to have given it
         d = apply(techniques, d)
         d = dataclasses.replace(d, applied=(), engine=dataclasses.replace(d.engine, kv_blocks=kept))
+        said = {t.name for t, _ in parse(techniques)}
+        facts = [f for f in facts if GIVEN_BY.get(f.what) not in said]
         facts.append(Fact("also", techniques, "given"))
     return Baseline(d, tuple(facts), cpu)
 
@@ -175,8 +179,10 @@ def _this_machine(run: Run, facts: list[Fact]) -> Accelerator:
     name = f"this machine ({cores} core{'s' if cores > 1 else ''})"
     facts.append(Fact("machine", f"{name}, {read / 1e9:.0f} GB/s, {flops / 1e9:.0f} GFLOP/s", how, why))
     return dataclasses.replace(
-        machine("cpu"), name=name, words=(), also=(), read_bytes_per_s=float(read), source="this run", price_usd_h=None, fit="core",
-        flops={"bf16": float(flops)}, memory_bytes=float(host.get("memory_bytes") or 64e9), tdp_w=None, note="",
+        machine("cpu"), name=name, words=(), also=(), read_bytes_per_s=float(read), source="this run", price_usd_h=None,
+        fit="core",
+        flops={"bf16": float(flops)},
+        memory_bytes=float(host.get("memory_bytes") or 64e9), tdp_w=None, note="",
     )  # fmt: skip
 
 
