@@ -828,6 +828,8 @@ def test_the_verb_serves_until_it_is_told_to_stop() -> None:
     assert said["usage"]["completion_tokens"] == 3
     assert "modelled" in err
     assert "prior only" in err
+    assert "known error of vllm on measured services, no calibration: TPOT" in err
+    assert "plain Python" in err
     assert "1 requests" in err
     assert "late by at most" in err
     assert "Traceback" not in err

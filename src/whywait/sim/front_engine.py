@@ -53,7 +53,7 @@ class Online:
 
     def __init__(self, pool: Pool, cost: StepCost, seed: int = 0, rows: int = ROWS) -> None:
         rows += pool.max_seqs
-        self._blocks, self._drafts = pool.blocks, pool.drafts
+        self._blocks, self._drafts, self._by_priority = pool.blocks, pool.drafts, pool.priority
         pool = pool._replace(max_context=0)  # the front refuses what is too long
         w = world(_empty(rows), [pool], [cost], Settings(seed=seed, steps=0, macro=False))
         self._slots_keep = bool(get(w.engines, "slot_cache")[0])
@@ -86,7 +86,7 @@ class Online:
             w.requests[row] = self._blank[0]
         else:
             w.requests[row] = Request()
-        level = min(max(new.priority + LEVELS // 2, 0), LEVELS - 1) if w.levels.shape[1] > 2 else 0
+        level = min(max(new.priority + LEVELS // 2, 0), LEVELS - 1) if self._by_priority else 0
         put(w.requests, row, {"prompt": new.prompt, "output": new.output, "chain_at": at, "chain_n": n, "level": level,
                               "sent_s": at_s})  # fmt: skip
         if not come(w.world, row, at_s):

@@ -142,7 +142,7 @@ def leave_inbox(w: World, eng: Engine, row: int) -> bool:
 def leave_queue(w: World, eng: Engine, row: int) -> bool:
     """Takes out of those that wait; whether it was there."""
     one = request(w, row)
-    level = level_at(w, eng.id, one.level)
+    level = level_at(w, eng.id, one.level if one.loaded == 0 else w.levels - 2)
     before = before_in(w, level.head, row) if eng.waiting > 0 else NOWHERE
     if before == NOWHERE:
         return False
