@@ -717,6 +717,39 @@ def test_who_leaves_a_queue_leaves_the_others_in_order(gone: tuple[int, ...], se
     assert sorted(engine._free) == list(range(9))
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_who_leaves_while_its_blocks_come_up_gives_them_back(loaded: bool) -> None:
+    """It leaves before they are there, or after, while another has the only place."""
+    pool = Pool(VLLM, prefix_cache=True, blocks=40, max_seqs=1, tier_blocks=(1000,), tier_block_s=(1e-3,),
+                tier_latency_s=(1e-4,))  # fmt: skip
+    engine = Online(pool, COST, 1, rows=8)
+    now = 0.0
+    for id, first in ((1, 0), (2, 100)):  # the second pushes the first down
+        engine.add(New(id, 600, 1, range(first, first + 37)), now)
+        step = engine.step(now)
+        assert step is not None
+        now += step.took_s
+    engine.add(New(3, 330, 5, range(20)), now)
+    step = engine.step(now)
+    assert step is not None
+    assert (step.ids, engine._engine("loading")) == ((), 1)
+    engine.add(New(4, 10, 30), now)
+    end = now + (0.1 if loaded else 0.0)
+    while step is not None and now <= end:
+        step = engine.step(now)
+        now += step.took_s if step else 0.0
+    assert (engine._engine("loading"), engine._engine("waiting")) == ((0, 1) if loaded else (1, 0))
+    engine.drop(3)
+    given = []
+    while step := engine.step(now):
+        now += step.took_s
+        given += step.ids
+    assert set(given) == {4}
+    assert engine._engine("free") == pool.blocks
+    assert engine._engine("promised") == 0
+    assert sorted(engine._free) == list(range(9))
+
+
 def test_ids_of_blocks_are_used_again() -> None:
     """Far more content than the cache holds: what was evicted frees its id, what is there is found."""
     pool = Pool(VLLM, prefix_cache=True, blocks=40, max_seqs=4)
