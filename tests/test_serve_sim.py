@@ -41,8 +41,10 @@ from whywait.sim.front_pace import SLIP_NS, New, Pace, Step
 from whywait.sim.front_service import servable, service_of
 from whywait.sim.kernel_build import get
 from whywait.sim.state import (
+    FIFO,
     KEEP_FULL,
     KEEP_SHARE,
+    LFU,
     LLAMA_CPP,
     SGLANG,
     STATIC,
@@ -52,6 +54,7 @@ from whywait.sim.state import (
     Pool,
     Settings,
 )
+from whywait.sim.techniques import apply
 from whywait.verbs.serve_sim import _service
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -600,6 +603,13 @@ POOLS = {
     "drafts": Pool(VLLM, prefix_cache=True, blocks=300, max_seqs=32, drafts=3, acceptance=(0.8, 0.6, 0.4)),
     "tier": Pool(VLLM, prefix_cache=True, blocks=120, max_seqs=32, tier_blocks=(10_000,), tier_block_s=(1e-3,),
                  tier_latency_s=(1e-4,)),
+    "lfu": Pool(VLLM, prefix_cache=True, blocks=120, max_seqs=32, evict=LFU),
+    "fifo, sglang, a tier": Pool(SGLANG, prefix_cache=True, blocks=150, max_seqs=32, reserve=KEEP_SHARE, evict=FIFO,
+                                 tier_blocks=(10_000,), tier_block_s=(1e-3,), tier_latency_s=(1e-4,)),
+    "ahead": Pool(VLLM, prefix_cache=True, blocks=200, max_seqs=16, ahead=True, priority=True),
+    "looks seldom": Pool(SGLANG, prefix_cache=True, blocks=200, max_seqs=16, reserve=KEEP_SHARE, receive_every=7),
+    "puts off": Pool(TRTLLM, prefix_cache=True, blocks=300, max_seqs=32, reserve=KEEP_FULL, ahead=True, wait_steps=5,
+                     wait_share=0.3),
 }  # fmt: skip
 
 
@@ -613,7 +623,8 @@ def test_stepped_one_by_one_the_kernel_gives_what_it_gives_in_one_go(name: str) 
     got, preempted, now, k = np.zeros(n, int), 0, 0.0, 0
     while True:
         while k < n and load.arrive_s[k] <= now:
-            engine.add(New(k, int(load.prompt[k]), int(load.output[k]), chains[k], int(load.priority[k])), now)
+            new = New(k, int(load.prompt[k]), int(load.output[k]), chains[k], int(load.priority[k]))
+            engine.add(new, float(load.arrive_s[k]))
             k += 1
         coming = float(load.arrive_s[k]) if k < n else float("inf")
         step = engine.step(now)
@@ -678,6 +689,67 @@ def test_who_leaves_gives_everything_back(name: str) -> None:
     assert got == 5
 
 
+@pytest.mark.parametrize("gone", [(0,), (1,), (2,), (0, 1), (2, 1), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("seen", [True, False])
+def test_who_leaves_a_queue_leaves_the_others_in_order(gone: tuple[int, ...], seen: bool) -> None:
+    """Of three that wait, in the engine's queue or not yet seen by it; then one more comes."""
+    engine = Online(Pool(VLLM, max_seqs=1, receive_every=1 if seen else 1000), COST, 1, rows=8)
+    engine.add(New(9, 10, 40), 0.0)
+    now = 0.0
+    for _ in range(3):
+        step = engine.step(now)
+        assert step is not None
+        now += step.took_s
+    for id in range(3):
+        engine.add(New(id, 10, 2), now)
+    step = engine.step(now)
+    assert step is not None
+    assert (step.now.waiting, engine._engine("inbox")) == (3, 0 if seen else 3)
+    for id in gone:
+        engine.drop(id)
+    now += step.took_s
+    engine.add(New(3, 10, 2), now)
+    order = []
+    while step := engine.step(now):
+        now += step.took_s
+        order += [id for id, _ in step.scheduled]
+    assert order == [id for id in range(4) if id not in gone]
+    assert sorted(engine._free) == list(range(9))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_who_leaves_while_its_blocks_come_up_gives_them_back(loaded: bool) -> None:
+    """It leaves before they are there, or after, while another has the only place."""
+    pool = Pool(VLLM, prefix_cache=True, blocks=40, max_seqs=1, tier_blocks=(1000,), tier_block_s=(1e-3,),
+                tier_latency_s=(1e-4,))  # fmt: skip
+    engine = Online(pool, COST, 1, rows=8)
+    now = 0.0
+    for id, first in ((1, 0), (2, 100)):  # the second pushes the first down
+        engine.add(New(id, 600, 1, range(first, first + 37)), now)
+        step = engine.step(now)
+        assert step is not None
+        now += step.took_s
+    engine.add(New(3, 330, 5, range(20)), now)
+    step = engine.step(now)
+    assert step is not None
+    assert (step.ids, engine._engine("loading")) == ((), 1)
+    engine.add(New(4, 10, 30), now)
+    end = now + (0.1 if loaded else 0.0)
+    while step is not None and now <= end:
+        step = engine.step(now)
+        now += step.took_s if step else 0.0
+    assert (engine._engine("loading"), engine._engine("waiting")) == ((0, 1) if loaded else (1, 0))
+    engine.drop(3)
+    given = []
+    while step := engine.step(now):
+        now += step.took_s
+        given += step.ids
+    assert set(given) == {4}
+    assert engine._engine("free") == pool.blocks
+    assert engine._engine("promised") == 0
+    assert sorted(engine._free) == list(range(9))
+
+
 def test_ids_of_blocks_are_used_again() -> None:
     """Far more content than the cache holds: what was evicted frees its id, what is there is found."""
     pool = Pool(VLLM, prefix_cache=True, blocks=40, max_seqs=4)
@@ -717,6 +789,26 @@ def test_what_a_deployment_serves() -> None:
         servable(deployment(split=Split(1, 1)))
     by_token = dataclasses.replace(d.engine, block=1, kv_blocks=1600)
     assert servable(deployment(engine=by_token)).engine.kv_blocks == 100
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "static"])
+@pytest.mark.parametrize(("draft", "limit"), [("", 0), ("", 500), ("spec-ngram", 500)])
+def test_the_longest_request_that_is_taken_fits_the_engine(engine: str, draft: str, limit: int) -> None:
+    """Also where --max-model-len is more than the engine's own limit."""
+    d = simulating.deployment_of("h200", "llama-3.1-8b", engine=engine)
+    d = apply(draft, dataclasses.replace(d, engine=dataclasses.replace(d.engine, max_context=limit)))
+    d = servable(dataclasses.replace(d, engine=dataclasses.replace(d.engine, kv_blocks=4000 // d.engine.block)))
+    most = service_of(dataclasses.replace(d, engine=dataclasses.replace(d.engine, max_context=0))).context
+    assert 1900 < most <= 4000
+    context = service_of(d, context=most).context
+    assert context == most
+    one = engines_of(d, 1)[0]
+    one.add(New(1, context - 3, 3), 0.0)
+    now, got = 0.0, 0
+    while step := one.step(now):
+        now += step.took_s
+        got += sum(step.tokens)
+    assert got == 3
 
 
 def test_a_client_sees_what_the_simulator_says() -> None:
@@ -769,6 +861,8 @@ def test_the_verb_serves_until_it_is_told_to_stop() -> None:
     assert said["usage"]["completion_tokens"] == 3
     assert "modelled" in err
     assert "prior only" in err
+    assert "known error of vllm on measured services, no calibration: TPOT" in err
+    assert "plain Python" in err
     assert "1 requests" in err
     assert "late by at most" in err
     assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""The kernel compiled and as plain Python: the same bits. And one engine at true pace is as one of a whole run."""
+"""The kernel compiled and as plain Python: the same bits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sim_kernel_cases import cost, plain_load, scenario
+from tests.sim_kernel_cases import cost, plain_load
 from whywait.sim.kernel import run
-from whywait.sim.online import Online
 from whywait.sim.rng import draw, seeded
-from whywait.sim.state import LLAMA_CPP, SGLANG, STATIC, TRTLLM, VLLM, Pool, Settings
+from whywait.sim.state import Pool, Settings
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
@@ -45,58 +44,6 @@ def test_compiled_and_plain_give_the_same_bits():
     assert (compiled[0], plain[0]) == ("True", "False")
     assert len(plain) == 31
     assert compiled[1:] == plain[1:]
-
-
-@pytest.mark.parametrize("policy", [VLLM, SGLANG, TRTLLM, LLAMA_CPP, STATIC])
-def test_at_true_pace_requests_get_their_tokens_as_in_a_whole_run(policy):
-    load, (pool, *_), (price, *_), _ = scenario(2, policy)
-    pool = pool._replace(frontend_s=0.0, frontend_token_s=0.0, reply_s=0.0, priority=False, drafts=0, acceptance=())
-    load = load._replace(after=np.full(len(load.prompt), -1), priority=np.zeros(len(load.prompt), np.int64))
-    whole = run(load, [pool], [price], Settings(macro=False))
-    engine, now, came, ends = Online(pool, price), 0.0, 0, {}
-    first: dict[int, float] = {}
-    tokens = np.zeros(len(load.prompt), np.int64)
-    while True:
-        while came < len(tokens) and load.arrive_s[came] <= now:
-            chain = load.chain[load.chain_at[came] : load.chain_at[came + 1]].tolist()
-            at = float(load.arrive_s[came])
-            taken = engine.add(came, int(load.prompt[came]), int(load.output[came]), chain, at)
-            assert taken != whole.refused[came]
-            came += 1
-        took, news = engine.step(now)
-        if took == 0.0:
-            now = min(engine.due(), load.arrive_s[came] if came < len(tokens) else np.inf)
-            if now == np.inf:
-                break
-            continue
-        now += took
-        for item in news:
-            tokens[item.id] += item.tokens
-            if item.first:
-                first[item.id] = now
-            if item.finished:
-                ends[item.id] = now
-    served = ~whole.refused
-    np.testing.assert_array_equal(tokens[served], load.output[served])
-    np.testing.assert_allclose([first[row] for row in np.flatnonzero(served)], whole.first_s[served], rtol=1e-9)
-    np.testing.assert_allclose([ends[row] for row in np.flatnonzero(served)], whole.last_s[served], rtol=1e-9)
-    gauges = engine.gauges()
-    assert (gauges.running, gauges.waiting, gauges.kv_used) == (0, 0, 0.0)
-    assert gauges.preemptions == whole.preempted.sum()
-    assert gauges.prefix_queries >= load.prompt[served].sum()
-
-
-def test_at_true_pace_rows_and_names_are_used_again():
-    engine, now = Online(Pool(blocks=40, prefix_cache=True, max_seqs=4), cost()), 0.0
-    for k in range(3000):
-        assert engine.add(k, 40, 2, [f"{k}-0", f"{k}-1"], now)
-        for _ in range(2):
-            took, _ = engine.step(now)
-            now += took
-    assert engine.step(now) == (0.0, [])
-    assert engine.gauges().generation_tokens == 6000
-    assert len(engine._w.requests) == 1024
-    assert len(engine._w.links) < 10_000
 
 
 def test_draws_are_uniform_and_differ_by_seed_and_row():

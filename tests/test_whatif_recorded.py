@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import validate_here as v
 from whywait.core.run import Run
-from whywait.sim import loads
+from whywait.sim import kernel
+from whywait.sim.state import Load, Pool, Result
 
 #: Of the errors of goodput that the table holds, rounded up: a simulator that does worse has lost something.
 MOST = 0.15
@@ -42,8 +45,12 @@ def test_goodput_is_within_its_bound(found: list[v.Row]) -> None:
 
 
 def test_a_simulator_without_its_prefix_cache_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = loads._pool
-    monkeypatch.setattr(loads, "_pool", lambda *args: pool(*args)._replace(prefix_cache=False))
+    run = kernel.run
+
+    def forgetful(load: Load, pools: Sequence[Pool], *more: Any) -> Result:
+        return run(load, [pool._replace(prefix_cache=False) for pool in pools], *more)
+
+    monkeypatch.setattr(kernel, "run", forgetful)
     (case,) = [c for c in v.cases(["llama"]) if c.change == "prefix-cache=on"]
     good = [r for r in v.rows(case, repeats=["b"], seeds=DRAWS) if r.metric == v.GOODPUT]
     assert good

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from whywait.judge.evidence import Evidence, Seen
-from whywait.judge.verdict import Verdict
+from whywait.judge.verdict import WAIT, WORK, Verdict
 from whywait.units import percent
 
 PRESENT = 0.05  # of the device's time
+MUCH = 0.3  # … from which waiting for each other is no longer a part of the work of several devices
 
 
 def device(e: Evidence) -> list[Verdict]:
@@ -25,6 +26,7 @@ def device(e: Evidence) -> list[Verdict]:
         if moved >= PRESENT:
             out.append(Verdict("interconnect", f"At {p.name} devices wait for each other's data", "holds", moved / busy,
                                of="device time", where=p.name, how="modelled", point=p.number,
+                               kind=WAIT if moved / busy >= MUCH else WORK,
                                evidence=(notes.get("communication", f"{percent(moved)} of the device's time"),),
                                lever="fewer devices for one model: " + (e.flag("tensor_parallel") or "tensor parallel"),
                                gain="up to that share", cost="each device holds more of the weights",

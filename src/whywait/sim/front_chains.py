@@ -6,53 +6,73 @@ is in the cache or in the chain of a request in flight; then it may stand for an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from whywait.sim.jit import COMPILED
-from whywait.sim.kernel_build import put
-from whywait.sim.kernel_state import NOBODY, Node, records
+from whywait.sim.kernel_build import get, put
+from whywait.sim.kernel_state import NOBODY, Link, Node, Whole, dtype_of, records
 
 FIRST = 1 << 12
 
 
 class Lazy:
-    """Nodes that are made when they are first looked at: most blocks of a large cache are never used."""
+    """A table, in the plain form, whose records are made when they are first looked at: most blocks of a large cache
+    are never used."""
 
-    def __init__(self, ids: int, runs: int) -> None:
-        self._ids, self._last = ids, ids + runs - 1
-        self._made: dict[int, Node] = {}
+    dtype = np.dtype(object)
 
-    def __getitem__(self, key: tuple[int, int]) -> Node:
-        i = int(key[1])
-        node = self._made.get(i)
-        if node is None:  # unused runs are a list
-            behind = i + 1 if self._ids <= i < self._last else NOBODY
-            node = self._made[i] = Node(behind=behind)
-        return node
+    def __init__(self, size: int, made: Callable[[int], Any]) -> None:
+        self.shape, self._make = (1, size), made
+        self._made: dict[int, Any] = {}
+
+    def __getitem__(self, i: int) -> Any:
+        record = self._made.get(i)
+        if record is None:
+            record = self._made[i] = self._make(i)
+        return record
+
+    def reshape(self, _size: int) -> Lazy:
+        """It is flat already."""
+        return self
 
 
 def nodes_of(ids: int, runs: int) -> Any:
     """``ids`` shared blocks, none of them there, and a list of ``runs`` unused runs."""
+    last = ids + runs - 1
     if not COMPILED:
-        return Lazy(ids, runs)
+        return Lazy(ids + runs, lambda i: Node(behind=i + 1 if ids <= i < last else NOBODY))
     nodes = records(Node, (1, ids + runs))
     put(nodes[0], slice(ids, None), {"behind": np.append(np.arange(ids + 1, ids + runs), NOBODY)})
     return nodes
 
 
+def heap_of(ids: int) -> Any:
+    """Room for ``ids`` idle blocks by key."""
+    return records(Whole, (1, ids)) if COMPILED else Lazy(ids, lambda _: Whole())
+
+
+def links_of(ids: Sequence[int]) -> Any:
+    """The links of a chain of which nothing is held."""
+    if not COMPILED:
+        return [Link(id) for id in ids]
+    links = records(Link, len(ids))
+    links["id"] = ids
+    return links
+
+
 class Chains:
-    """``chain`` and ``mine`` as in the kernel's ``Cache``; ``where`` are the part of each row: begin and length.
+    """``links`` as in the kernel's tables; ``where`` is the part of each row: begin and length.
 
     With ``keep`` numbers are ids: of engines whose slots keep their own KV and have no table of blocks."""
 
     def __init__(self, nodes: Any, ids: int, keep: bool = False) -> None:
         self._nodes, self._keep = nodes, keep
-        self.chain, self.mine = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.int8)
+        self.links = _empty(FIRST)
         self.where: dict[int, tuple[int, int]] = {}
-        self.moved = False  # by the last add: the arrays are others, and the rows lie elsewhere
+        self.moved = False  # by the last add: the table is another, and the rows lie elsewhere
         self._end = 0
         self._ids: dict[int, int] = {}  # of block numbers, those used last at the end
         self._spare = ids  # ids from here down were never used …
@@ -66,11 +86,10 @@ class Chains:
         ids = [n & 0x7FFFFFFF for n in numbers] if self._keep else self._ids_of(numbers)
         if not ids:
             return 0, 0
-        if self._end + len(ids) > len(self.chain):
+        if self._end + len(ids) > len(self.links):
             self._make_room(len(ids))
         at, self._end = self._end, self._end + len(ids)
-        self.chain[at : self._end] = ids
-        self.mine[at : self._end] = 0
+        self.links[at : self._end] = links_of(ids)
         self.where[row] = at, len(ids)
         return at, len(ids)
 
@@ -79,7 +98,7 @@ class Chains:
         if self._keep:
             return
         at, n = self.where.pop(row, (0, 0))
-        for id in self.chain[at : at + n].tolist():
+        for id in get(self.links[at : at + n], "id").tolist():
             left = self._held[id] - 1
             if left:
                 self._held[id] = left
@@ -114,20 +133,24 @@ class Chains:
         if COMPILED:
             gone = (nodes["use"][0] < 0) & (nodes["tier"][0] == 0)
         for number, id in list(self._ids.items()):
-            there = not gone[id] if COMPILED else nodes[0, id].use >= 0 or nodes[0, id].tier > 0
+            there = not gone[id] if COMPILED else nodes[id].use >= 0 or nodes[id].tier > 0
             if not there and id not in held:
                 del self._ids[number]
                 self._free.append(id)
 
     def _make_room(self, more: int) -> None:
-        """Moves the chains in use together, into arrays twice as large where they fill more than half."""
+        """Moves the chains in use together, into a table twice as large where they fill more than half."""
         need = sum(n for _, n in self.where.values()) + more
-        size = len(self.chain)
+        size = len(self.links)
         while size < 2 * need:
             size *= 2
-        chain, mine, end = np.zeros(size, np.int32), np.zeros(size, np.int8), 0
+        links, end = _empty(size), 0
         for row, (at, n) in self.where.items():
-            chain[end : end + n], mine[end : end + n] = self.chain[at : at + n], self.mine[at : at + n]
+            links[end : end + n] = self.links[at : at + n]
             self.where[row] = end, n
             end += n
-        self.chain, self.mine, self._end, self.moved = chain, mine, end, True
+        self.links, self._end, self.moved = links, end, True
+
+
+def _empty(size: int) -> Any:
+    return np.zeros(size, dtype_of(Link) if COMPILED else object)

@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from whywait.physics.step import StepCost
 from whywait.sim.deployment import Deployment
-from whywait.sim.front_chains import Chains, nodes_of
+from whywait.sim.front_chains import Chains, heap_of, nodes_of
 from whywait.sim.front_metrics import Now
 from whywait.sim.front_pace import New, Step
-from whywait.sim.front_step import LEAVES, LEFT, begin_step, drop, end_step, receive, tell
+from whywait.sim.front_step import LEAVES, LEFT, begin_step, come, drop, end_step, tell
 from whywait.sim.jit import COMPILED
-from whywait.sim.kernel_build import get, put, world
-from whywait.sim.kernel_state import NOBODY, Cache, Request, World, records
+from whywait.sim.kernel_build import Tables, get, located, put, world
+from whywait.sim.kernel_state import NOBODY, Request, records
 from whywait.sim.loads import capacities_of, cost_of, pool_of
-from whywait.sim.state import Load, Pool, Settings
+from whywait.sim.state import LRU, Load, Pool, Settings
 
 LEVELS = 16  # of priority: −8 … 7; what is beyond goes with the last
 ROWS = 4096 + 64  # requests at once, beside those of slots that keep their KV
@@ -53,7 +53,8 @@ class Online:
 
     def __init__(self, pool: Pool, cost: StepCost, seed: int = 0, rows: int = ROWS) -> None:
         rows += pool.max_seqs
-        self._blocks, self._drafts = pool.blocks, pool.drafts
+        self._blocks, self._drafts, self._by_priority = pool.blocks, pool.drafts, pool.priority
+        pool = pool._replace(max_context=0)  # the front refuses what is too long
         w = world(_empty(rows), [pool], [cost], Settings(seed=seed, steps=0, macro=False))
         self._slots_keep = bool(get(w.engines, "slot_cache")[0])
         ids = min(MOST_IDS, 2 * (pool.blocks + sum(pool.tier_blocks)) + 1024)
@@ -62,9 +63,8 @@ class Online:
         put(w.engines, 0, {"shared": ids, "runs": ids})
         nodes = nodes_of(ids, runs)
         self._chains = Chains(nodes, ids, keep=self._slots_keep)
-        self._w: World = w._replace(
-            cache=Cache(self._chains.chain, self._chains.mine, nodes, np.zeros((1, ids), np.int32), w.cache.tiers)
-        )
+        heap = heap_of(ids if pool.evict != LRU else 0)
+        self._w: Tables = located(w._replace(links=self._chains.links, nodes=nodes, heap=heap))
         self._rows: dict[int, int] = {}  # id -> row
         self._leaving: set[int] = set()  # rows whose client has gone, and that cannot leave yet
         self._ids = np.full(rows, NOBODY)
@@ -74,7 +74,7 @@ class Online:
         self._told, self._tokens, self._fresh = (np.zeros(pool.max_seqs, np.int64) for _ in range(3))
         self._blank = records(Request, 1)
 
-    def add(self, new: New, now_s: float) -> None:
+    def add(self, new: New, at_s: float) -> None:
         row = self._free_row()
         self._rows[new.id], self._ids[row], self._output[row] = row, new.id, new.output
         self._given[row] = self._gone[row] = 0
@@ -86,16 +86,17 @@ class Online:
             w.requests[row] = self._blank[0]
         else:
             w.requests[row] = Request()
-        level = min(max(new.priority + LEVELS // 2, 0), LEVELS - 1) if w.levels.shape[1] > 2 else 0
+        level = min(max(new.priority + LEVELS // 2, 0), LEVELS - 1) if self._by_priority else 0
         put(w.requests, row, {"prompt": new.prompt, "output": new.output, "chain_at": at, "chain_n": n, "level": level,
-                              "sent_s": now_s})  # fmt: skip
-        receive(w, row, now_s)
+                              "sent_s": at_s})  # fmt: skip
+        if not come(w.world, row, at_s):
+            raise RuntimeError("the front took a request that can never fit")
 
     def drop(self, id: int) -> None:
         row = self._rows.get(id)
         if row is None:
             return
-        if drop(self._w, row):
+        if drop(self._w.world, row):
             self._over(row)
         else:
             self._gone[row] = LEAVES
@@ -104,19 +105,19 @@ class Online:
     def step(self, now_s: float) -> Step | None:
         w = self._w
         before = self._engine("preemptions")
-        busy = begin_step(w, now_s, self._gone)
+        busy = begin_step(w.world, now_s, self._gone)
         for row in [r for r in self._leaving if self._gone[r] == LEFT]:
             self._over(row)
         if not busy:
             wait = self._loading_s(now_s)
             return None if wait is None else Step(wait, (), (), 0, (), self._now())
-        count, new = tell(w, self._given, self._told, self._tokens, self._fresh)
+        count, new = tell(w.world, self._given, self._told, self._tokens, self._fresh)
         rows, tokens = self._told[:count].tolist(), self._tokens[:count].tolist()
         ids = [int(self._ids[row]) for row in rows]
-        fresh = [(int(self._ids[row]), int(w.requests[row].cached if not COMPILED else w.requests["cached"][row]))
+        fresh = [(int(self._ids[row]), int(w.requests["cached"][row] if COMPILED else w.requests[row].cached))
                  for row in self._fresh[:new].tolist()]  # fmt: skip
         step = self._described(ids, tokens, fresh, before)
-        end_step(w)
+        end_step(w.world)
         for row in rows:
             if self._given[row] >= self._output[row]:
                 self._over(row)
@@ -132,7 +133,7 @@ class Online:
     # --- rows
 
     def _free_row(self) -> int:
-        kept = set(get(self._w.room.slots, "row").ravel().tolist()) if self._slots_keep else ()
+        kept = set(get(self._w.slots, "row").ravel().tolist()) if self._slots_keep else ()
         for _ in range(len(self._free)):
             row = self._free.popleft()
             if row not in kept:
@@ -155,20 +156,23 @@ class Online:
         return getattr(engines[0], name) if not COMPILED else engines[name][0]
 
     def _now(self) -> Now:
-        return Now(int(self._engine("running")), int(self._engine("waiting")), self._engine("used") / self._blocks)
+        return Now(
+            int(self._engine("running")),
+            int(self._engine("waiting") + self._engine("inbox")),
+            self._engine("used") / self._blocks,
+        )
 
     def _loading_s(self, now_s: float) -> float | None:
         """Until the next block is up from a tier; None: nothing is on its way."""
-        if not get(self._w.clock, "events")[0]:
+        if not get(self._w.world, "events")[0]:
             return None
-        return max(1e-6, float(get(self._w.heap[:1], "at")[0]) - now_s)
+        return max(1e-6, float(get(self._w.events[:1], "at")[0]) - now_s)
 
     def _follow(self) -> None:
         """The chains were moved."""
-        w, chains = self._w, self._chains
-        self._w = w._replace(cache=w.cache._replace(chain=chains.chain, mine=chains.mine))
-        for row, (at, _) in chains.where.items():
-            put(w.requests, row, {"chain_at": at})
+        self._w = located(self._w._replace(links=self._chains.links))
+        for row, (at, _) in self._chains.where.items():
+            put(self._w.requests, row, {"chain_at": at})
 
 
 def _empty(rows: int) -> Load:

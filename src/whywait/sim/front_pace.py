@@ -50,8 +50,8 @@ class Step(NamedTuple):
 class Engine(Protocol):
     """One replica. Seconds are simulated ones and never go back."""
 
-    def add(self, new: New, now_s: float) -> None:
-        """It joins the queue."""
+    def add(self, new: New, at_s: float) -> None:
+        """It came to the queue at ``at_s``, not later than the next step begins. They come in order."""
 
     def drop(self, id: int) -> None:
         """Its client has gone: its place and its KV are free for the next step. Of an id that has ended: nothing."""
@@ -113,12 +113,12 @@ class Pace:
 
     def _begin(self, t_ns: int) -> int | None:
         """Plan the step that begins at ``t_ns`` with all that is there by then; returns when it ends."""
-        now_s, coming = (t_ns - self._origin) / NS_PER_S * self._speed, self._coming
+        coming = self._coming
         while coming and coming[0][0] <= t_ns:
-            new = heappop(coming)[2]
+            ready_ns, _, new = heappop(coming)
             if new.id in self.sinks:  # else its client has gone already
-                self.engine.add(new, now_s)
-        step = self.engine.step(now_s)
+                self.engine.add(new, self._simulated_s(ready_ns))
+        step = self.engine.step(self._simulated_s(t_ns))
         self.now = IDLE if step is None else step.now
         if step is None or not (step.ids or step.prefill_tokens):
             self._step, self._resume = None, 0 if step is None else t_ns + self._wall_ns(step.took_s)
@@ -133,6 +133,9 @@ class Pace:
                 sink.scheduled(t_ns, cached)
         self._due = t_ns + self._wall_ns(step.took_s)
         return self._due
+
+    def _simulated_s(self, t_ns: int) -> float:
+        return (t_ns - self._origin) / NS_PER_S * self._speed
 
     def _wall_ns(self, simulated_s: float) -> int:
         return max(1, int(simulated_s / self._speed * NS_PER_S))

@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from whywait.sim.cache import give_back
 from whywait.sim.jit import entry, jit
-from whywait.sim.kernel import commit, start
-from whywait.sim.kernel_blocks import running
-from whywait.sim.kernel_queue import pop_event, push_back, push_front
+from whywait.sim.kernel import arrive, commit, receive, start
+from whywait.sim.kernel_access import engine, event_at, level_at, node_at, order, request, running, seat
 from whywait.sim.kernel_slots import earliest_end, ended, stop, wanted
-from whywait.sim.kernel_state import BUSY, KINDS, NEVER, NOBODY, READY, SHIFT, World
+from whywait.sim.kernel_state import BUSY, KINDS, NEVER, NOBODY, READY, SHIFT, Engine, Request, World
 from whywait.sim.state import I8, STATIC
 
 LEAVES, LEFT = 1, 2
+NOWHERE = -2
 
 
 @entry
-def receive(w: World, row: int, at: float) -> None:
-    """``row`` joins the queue."""
-    w.requests[row].queued_s = at
-    w.requests[row].replica = 0
-    push_back(w.levels, w.requests, w.engines[0], row)
+def come(worlds: Any, row: int, at: float) -> int:
+    """``row`` has come ``at``; 0: it can never fit, and is gone."""
+    w = worlds[0]
+    receive(w, row, at)
+    return 1 - request(w, row).refused
 
 
 @entry
-def begin_step(w: World, at: float, gone: I8) -> int:
+def begin_step(worlds: Any, at: float, gone: I8) -> int:
     """Plans the step that begins ``at``; whether there is one. Loads from a tier that are there by then come first;
     ``gone`` (n,) marks rows that were dropped while they were loading."""
-    clock, eng = w.clock[0], w.engines[0]
-    clock.now, eng.t = at, at
-    while clock.events > 0 and w.heap[0].at <= at:
-        row = pop_event(w.heap, clock) // KINDS
-        push_front(w.levels, w.requests, eng, row)
+    w = worlds[0]
+    eng = engine(w, 0)
+    while w.events > 0 and event_at(w, 0).at <= at:
+        row = event_at(w, 0).code // KINDS
+        arrive(w, event_at(w, 0).at)
         if gone[row] == LEAVES:
             gone[row] = LEFT
-            drop(w, row)
+            leave_queue(w, eng, row)
+    eng.t = at
     eng.mode = READY
-    start(w, clock, eng)
+    start(w, eng)
     return 1 if eng.mode == BUSY else 0
 
 
 @entry
-def tell(w: World, given: I8, rows: I8, tokens: I8, fresh: I8) -> tuple[int, int]:
+def tell(worlds: Any, given: I8, rows: I8, tokens: I8, fresh: I8) -> tuple[int, int]:
     """Of the step in flight: ``rows`` that get ``tokens`` at its end, and rows that it schedules for the first time
     (``fresh``); how many of each. ``given`` (n,) are tokens that a row has had so far; kept here."""
-    eng = w.engines[0]
+    w = worlds[0]
+    eng = engine(w, 0)
     count, new = 0, 0
     for k in range(eng.running):
-        slot = running(w.room, eng, k)
-        one = w.requests[slot.row]
+        slot = running(w, eng, k)
+        one = request(w, slot.row)
         if one.scheduled_s == eng.t:
             fresh[new] = slot.row
             new += 1
@@ -69,56 +73,98 @@ def tell(w: World, given: I8, rows: I8, tokens: I8, fresh: I8) -> tuple[int, int
 
 
 @entry
-def end_step(w: World) -> None:
-    commit(w, w.clock[0], w.engines[0])
+def end_step(worlds: Any) -> None:
+    w = worlds[0]
+    commit(w, engine(w, 0))
 
 
 @entry
-def drop(w: World, row: int) -> int:
+def drop(worlds: Any, row: int) -> int:
     """Its client has gone. 1: nothing of it is left; 0: it is loading, or part of a static batch, and leaves later."""
-    eng = w.engines[0]
+    w = worlds[0]
+    eng = engine(w, 0)
     for k in range(eng.running):
-        if running(w.room, eng, k).row == row:
+        if running(w, eng, k).row == row:
             if eng.policy == STATIC:
                 return 0
-            take_out(w, k)
+            take_out(w, eng, k)
             return 1
-    one = w.requests[row]
-    level = w.levels[0, one.level]
-    before, at = NOBODY, level.head if eng.waiting > 0 else NOBODY
-    while at != NOBODY and at != row:  # noqa: PLR1714 - to be compiled
-        before, at = at, w.requests[at].follow
-    if at == NOBODY:
-        return 0
-    if before == NOBODY:
-        level.head = one.follow
-    else:
-        w.requests[before].follow = one.follow
-    if level.tail == row:
-        level.tail = before
-    eng.waiting -= 1
-    if one.loaded > 0:
-        eng.promised -= wanted(eng, one) - one.loaded
-        give_back(w.cache, w.requests, eng, row, one.loaded, False)
-        one.loaded = 0
-    if one.run != NOBODY:
-        w.cache.nodes[0, one.run].owner = NOBODY
-        one.run = NOBODY
-    ended(w, row, eng.t)
-    return 1
+    if leave_inbox(w, eng, row) or leave_queue(w, eng, row):
+        return 1
+    return 0
 
 
 @jit
-def take_out(w: World, k: int) -> None:
+def take_out(w: World, eng: Engine, k: int) -> None:
     """The k-th running sequence leaves before its end."""
-    eng, order = w.engines[0], w.room.order
-    place = order[0, k]
-    slot = w.room.slots[0, place]
+    place = order(w, eng.id, k).n
+    slot = seat(w, eng.id, place)
     stop(w, eng, slot, False)
     for j in range(k, eng.running - 1):
-        order[0, j] = order[0, j + 1]
+        order(w, eng.id, j).n = order(w, eng.id, j + 1).n
     eng.running -= 1
-    order[0, eng.running] = place
+    order(w, eng.id, eng.running).n = place
     eng.full = 0
     earliest_end(w, eng)
     ended(w, slot.row, eng.t)
+
+
+@jit
+def before_in(w: World, head: int, row: int) -> int:
+    """Whom ``row`` follows in the queue that begins with ``head``: NOBODY where it is the first, NOWHERE where it is
+    not in it."""
+    before = NOBODY
+    while head != NOBODY:
+        if head == row:
+            return before
+        before, head = head, request(w, head).follow
+    return NOWHERE
+
+
+@jit
+def leave_inbox(w: World, eng: Engine, row: int) -> bool:
+    """Takes out of what the engine has not seen yet; whether it was there."""
+    before = before_in(w, eng.inbox_head, row) if eng.inbox > 0 else NOWHERE
+    if before == NOWHERE:
+        return False
+    if before == NOBODY:
+        eng.inbox_head = request(w, row).follow
+    else:
+        request(w, before).follow = request(w, row).follow
+    if eng.inbox_tail == row:
+        eng.inbox_tail = before
+    eng.inbox -= 1
+    ended(w, row, eng.t)
+    return True
+
+
+@jit
+def leave_queue(w: World, eng: Engine, row: int) -> bool:
+    """Takes out of those that wait; whether it was there."""
+    one = request(w, row)
+    level = level_at(w, eng.id, one.level if one.loaded == 0 else w.levels - 2)
+    before = before_in(w, level.head, row) if eng.waiting > 0 else NOWHERE
+    if before == NOWHERE:
+        return False
+    if before == NOBODY:
+        level.head = one.follow
+    else:
+        request(w, before).follow = one.follow
+    if level.tail == row:
+        level.tail = before
+    eng.waiting -= 1
+    let_go(w, eng, row, one)
+    ended(w, row, eng.t)
+    return True
+
+
+@jit
+def let_go(w: World, eng: Engine, row: int, one: Request) -> None:
+    """Of the blocks that it was loaded into, and those it might have taken back after a preemption."""
+    if one.loaded > 0:
+        eng.promised -= wanted(eng, one) - one.loaded
+        give_back(w, eng, row, one.loaded, False)
+        one.loaded = 0
+    if one.run != NOBODY:
+        node_at(w, eng.id, one.run).owner = NOBODY
+        one.run = NOBODY

@@ -22,6 +22,7 @@ from whywait.sim.kernel_state import (
     World,
 )
 from whywait.sim.kernel_step import cut
+from whywait.sim.state import KEEP_FULL
 
 
 @jit
@@ -143,6 +144,11 @@ def enter_handed(w: World, eng: Engine) -> None:
         slot.prompt, slot.done, slot.take = one.prompt, one.prompt, 0
         slot.held, slot.own = one.loaded, one.chain_n
         one.loaded = 0
+        if eng.drafts == 0 and eng.reserve != KEEP_FULL:  # the block of the next token is taken with its step
+            spare = slot.held - blocks_of(eng, one.prompt)
+            slot.held -= spare
+            eng.free += spare
+            eng.blank += spare if eng.prefix_cache == 1 else 0
         start_decoding(w, eng, slot)
 
 

@@ -33,7 +33,7 @@ def _sources() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = path.read_bytes()
-        if b"sim.jit import" in text or path.stem in ("state", "jit"):
+        if b"\n@jit" in text or b"\n@entry" in text or path.stem in ("state", "kernel_state", "jit"):
             digest.update(text)
     return digest.hexdigest()
 

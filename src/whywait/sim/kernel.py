@@ -278,28 +278,6 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
     return False
 
 
-@entry
-def receive_now(worlds: Any, row: int, now: float) -> None:
-    """``row`` arrives at the only engine."""
-    receive(worlds[0], row, now)
-
-
-@entry
-def step_now(worlds: Any, now: float) -> float:
-    """The only engine plans and does one step at ``now``; its seconds, 0: nothing to do."""
-    w = worlds[0]
-    eng = engine(w, 0)
-    while w.events > 0 and event_at(w, 0).at <= now:
-        arrive(w, event_at(w, 0).at)
-    eng.t = now
-    start(w, eng)
-    if eng.mode != BUSY:
-        return 0.0
-    took_s = eng.end - eng.t
-    commit(w, eng)
-    return took_s
-
-
 def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:
     """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``."""
     w = world(load, pools, costs, settings)

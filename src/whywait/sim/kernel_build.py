@@ -83,19 +83,19 @@ class Tables(NamedTuple):
     rows: Any
 
 
-def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings, ids: int = 0) -> Tables:
-    """The state at time 0, nothing having arrived; with room for at least ``ids`` shared blocks."""
+def world(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Tables:
+    """The state at time 0, nothing having arrived."""
     count = sum(settings.engines)
     one = records(World, 1)
     size = CHUNK if settings.steps < 0 else settings.steps
     requests, levels = requests_of(load, any(pool.priority for pool in pools))
-    due, events, closed = arrivals(load, pools[0], settings, requests)
+    due, events, closed = arrivals(load, pools, settings, requests)
     engines = engines_of(pools, costs, settings.engines)
     tables = Tables(
         world=one,
         engines=engines,
         **room(pools, costs, count),
-        **cache(load, pools, requests, engines, ids),
+        **cache(load, pools, requests, engines),
         requests=requests,
         levels=records(Level, (count, levels + 2)),
         due=due,
@@ -182,12 +182,12 @@ def last_slope(cost: StepCost) -> float:
     return float((cost.linear_s[-1] - cost.linear_s[-2]) / (cost.grid[-1] - cost.grid[-2]))
 
 
-def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any, ids: int) -> dict[str, Any]:
+def cache(load: Load, pools: Sequence[Pool], requests: Any, engines: Any) -> dict[str, Any]:
     """The prefix caches, empty. Where eviction goes by age and there is nothing below the device, only the
     beginning of a chain that other rows have too is kept: what nobody can find again is no different from private
     blocks."""
     n, count = len(load.prompt), len(engines)
-    chain = np.zeros(0, np.int64)
+    chain, ids = np.zeros(0, np.int64), 0
     if any(pool.prefix_cache for pool in pools) and len(load.chain) > 0:
         at = np.asarray(load.chain_at)
         by_age = all(pool.evict == LRU and not pool.tier_blocks for pool in pools)
@@ -236,15 +236,16 @@ def requests_of(load: Load, by_priority: bool) -> tuple[Any, int]:
     return requests, levels
 
 
-def arrivals(load: Load, pool: Pool, settings: Settings, requests: Any) -> tuple[Any, Any, dict[str, int]]:
+def arrivals(load: Load, pools: Sequence[Pool], settings: Settings, requests: Any) -> tuple[Any, Any, dict[str, int]]:
     """Rows that come by themselves, in order, and the heap of events. In a closed loop the first ones come at once
     and each end brings the next."""
-    roots = np.flatnonzero(load.after < 0)
+    roots, pool = np.flatnonzero(load.after < 0), pools[0]
+    several = len(roots) < len(load.after) or len(pools) > 1 or any(pool.tier_blocks for pool in pools)
     closed = settings.concurrency > 0
     sent = np.zeros(len(roots)) if closed else np.asarray(load.arrive_s, float)[roots]
     ready = sent + pool.frontend_s + pool.frontend_token_s * load.prompt[roots]
     first = min(settings.concurrency, len(roots)) if closed else 0
-    heap = records(Event, max(first, len(load.after)) + 1)
+    heap = records(Event, (len(load.after) if several else first) + 1)
     due = records(Event, len(roots))
     if closed:
         put(requests, roots[:first], {"sent_s": 0.0})
@@ -256,13 +257,6 @@ def arrivals(load: Load, pool: Pool, settings: Settings, requests: Any) -> tuple
         by = np.argsort(ready, kind="stable")
         put(due, slice(None), {"at": ready[by], "code": roots[by]})
     return due, heap, {"next": first, "arrivals": len(roots), "events": first, "closed": int(closed)}
-
-
-def grown(w: Tables, more: int) -> Tables:
-    """The same with room for ``more`` requests."""
-    requests = np.concatenate([w.requests, records(Request, more)])
-    events = np.concatenate([w.events, records(Event, more)])
-    return located(w._replace(requests=requests, events=events))
 
 
 def steps(w: Tables) -> Steps:

@@ -38,7 +38,7 @@ def push_front(w: World, eng: Engine, row: int) -> None:
 
 @jit
 def first_waiting(w: World, eng: Engine) -> int:
-    """The row that is next at this engine, or NOBODY: those that hold loaded blocks go first, since others may need them."""
+    """The row that is next at this engine, or NOBODY: those that hold loaded blocks first; others may need these."""
     if eng.waiting > 0:
         row = level_at(w, eng.id, w.levels - 2).head
         if row != NOBODY:

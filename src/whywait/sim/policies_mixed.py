@@ -35,7 +35,7 @@ def plan_mixed(w: World, eng: Engine) -> None:
     if not short and not off and eng.waiting > 0:
         admit_waiting(w, eng, budget)
     eng.decodes = 1 if eng.decoding > 0 else 0
-    # Of a prompt that is admitted by its first chunk, decoding may evict what it would have had to wake: it may fit then.
+    # Of a prompt that is admitted by its first chunk decoding may evict what it would have had to wake; then it fits.
     shifts = eng.prefix_cache == 1 and eng.whole_prompt == 0 and eng.running < eng.max_seqs
     sure = not short and not shifts and not off
     eng.blocked = 1 if eng.waiting > 0 and sure else 0

@@ -49,14 +49,16 @@ def serve_sim(args: argparse.Namespace) -> int:
         drawn=Lengths.parse(args.output_tokens), speed=args.speed, seed=args.seed,
     )  # fmt: skip
     if COMPILED:
-        stderr("compiling the simulator (a minute or two the first time, seconds later)")
+        stderr("compiling the simulator (half a minute or more at the first start, kept for later ones)")
         warm_up(d)
+    else:
+        stderr("the simulator runs as plain Python; pip install 'whywait[sim]' compiles it")
     try:
         front = Front(service, engines_of(d, args.seed), args.host, args.port)
     except OSError as exc:
         raise UsageError(f"cannot listen on {args.host}:{args.port}: {exc.strerror}", "another port, or 0") from None
     stderr(label)
-    stderr(f"{simulating.KNOWN_ERROR}; nothing here was measured on that machine")
+    stderr(f"{simulating.known_error(d)}; nothing here was measured on that machine")
     pace = "" if args.speed == 1 else f", {args.speed:g} times as fast"
     space = f"{d.replicas} × {service.kv_blocks * service.block:,} tokens of KV"
     stderr(f"{space}; a request has at most {service.context:,}; 4 bytes are a token{pace}")
