@@ -127,7 +127,8 @@ def _work(at: int, rng: np.random.Generator) -> Iterator[Made]:
     two = mixed((64, 200), (long, 4), 0.15)
     yield ("neighbour", ("neighbour's prefill",), ("compute-bound prefill",), service(at, token_budget=16384), two,
            _closed(12))  # fmt: skip
-    yield ("prefill", ("compute-bound prefill",), BESIDE, service(at), chat(long, 2), _closed(4))
+    yield ("prefill", ("compute-bound prefill",), BESIDE, service(at, token_budget=16384), chat(long, 2),
+           _closed(4))  # fmt: skip
     yield ("weights", ("weight-read-bound decode", "want of load"), (), service(at), chat(100, 250), _closed(8))
     deep = chat(int(rng.integers(12000, 20000)), 250, shared=0.99, groups=1, cache="warm")
     yield ("deep-context", ("KV-read-bound decode",), WORK, service(at), deep, _closed(32))
