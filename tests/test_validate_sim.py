@@ -1,4 +1,4 @@
-"""The tool that tries the simulator on measured services: its splits, its statistics, and (with the record) its replay."""
+"""The tool that tries the simulator on measured services: splits, statistics, and (with the record) replay."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import validate_sim
 import validate_sim_e2e as e2e
 import validate_sim_mlperf as mlperf
@@ -222,7 +223,7 @@ class TestRecord:
                 assert capacity(d).tokens > r.isl + r.osl
 
     def test_a_dense_service_without_calibration(self) -> None:
-        """One configuration from operations and the engine's rules alone; light, heavy, and with a KV cache too small."""
+        """One configuration by operations and rules alone; light, heavy, with a KV cache too small."""
         mine = groups(usable(read(SHARED)))["meta-llama/Llama-3.1-70B|h100_sxm|vllm|fp8|agg|2.0|1.0"]
         for load in ((1024, 1024, 4), (8192, 1024, 8), (1024, 8192, 64)):
             r = next(x for x in mine if x.load == load)

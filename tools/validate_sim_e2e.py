@@ -21,23 +21,28 @@ Say = Callable[[str], None]
 EXPECTED = {1: {TPOT: "≤ 6 %", TTFT: "≤ 15 %"}, 2: {TPOT: "≤ 12 %", TTFT: "≤ 35 %"}}
 
 #: What is known of why a group is off, by a part of its name.
+_REPLICAS = "one row; how many replicas shared the load is not recorded"
+_BALANCE = "attention over data-parallel parts waits until all have a prompt; only roughly simulated"
+_DRAFTS = (
+    "some of these runs are faster than their weights can be read: drafts, probably, which the record does not say"
+)
 WHY: Mapping[str, str] = {
     "sglang|nan|agg|1.0|1.0": "65 of 67 GB are weights; the KV space is what is left of two large numbers",
-    "8B-Instruct|h100_sxm|trtllm|nan|agg|8.0|1.0": "from 64 in flight first tokens wait outside the engine (12,000 streamed "
-    "tokens/s through one frontend); not simulated",
-    "Qwen3-32B|h100_sxm|trtllm|fp8|agg|1.0|1.0": "KV space a sixth smaller than computed: loads at its edge queue or do not",
-    "b200_sxm|vllm|fp8|agg|4.0|1.0": "a prefill step takes 75 ms more than its operations (no graph, fused collectives)",
-    "agg|1.0|0.0": "one row; how many replicas shared the load is not recorded",
-    "agg|2.0|0.0": "one row; how many replicas shared the load is not recorded",
-    "agg|8.0|0.0": "one row; how many replicas shared the load is not recorded",
+    "8B-Instruct|h100_sxm|trtllm|nan|agg|8.0|1.0": "from 64 in flight first tokens wait where no step explains it: one "
+    "frontend for 12,000 streamed tokens/s, probably",
+    "Qwen3-32B|h100_sxm|trtllm|fp8|agg|1.0|1.0": "KV space a sixth smaller than computed: loads at its edge queue",
+    "b200_sxm|vllm|fp8|agg|4.0|1.0": "prefill steps take 75 ms more than their operations (outside of graphs)",
+    "agg|1.0|0.0": _REPLICAS,
+    "agg|2.0|0.0": _REPLICAS,
+    "agg|8.0|0.0": _REPLICAS,
     "8B-Instruct|h100_sxm|trtllm|nan|agg|1.0|1.0": "with 128 in flight TTFT is twice what prefill explains",
-    "MiniMax-M2.5|h": "experts in 8-bit blocks on Hopper: in vLLM's operation table three times slower than in the service",
-    "trtllm|fp8|agg|1.0|8.0": "attention over data-parallel parts waits until all have a prompt; only roughly simulated",
-    "trtllm|fp4|agg|1.0|8.0": "attention over data-parallel parts waits until all have a prompt; only roughly simulated",
-    "trtllm|fp4|agg|1.0|4.0": "attention over data-parallel parts waits until all have a prompt; only roughly simulated",
-    "DeepSeek-R1|h200_sxm|trtllm": "some of these runs predicted several tokens a step, which the record does not say",
-    "DeepSeek-R1|b200_sxm|trtllm": "some of these runs predicted several tokens a step, which the record does not say",
-    "DeepSeek-R1|gb200|trtllm": "columns multiply parts of a split service into one tp; what ran is not recorded",
+    "MiniMax-M2.5|h": "experts in 8-bit blocks on Hopper: three times slower in vLLM's operation table than served",
+    "trtllm|fp8|agg|1.0|8.0": _BALANCE,
+    "trtllm|fp4|agg|1.0|8.0": _BALANCE,
+    "trtllm|fp4|agg|1.0|4.0": _BALANCE,
+    "DeepSeek-R1|h200_sxm|trtllm": _DRAFTS,
+    "DeepSeek-R1|b200_sxm|trtllm": _DRAFTS,
+    "DeepSeek-R1|gb200|trtllm": "tp of 20 to 64: columns of a service of several parts; what ran is not recorded",
     "DeepSeek-V3.1-NVFP4": "one or two rows of unknown launch",
     "DeepSeek-R1-NVFP4": "one or two rows of unknown launch",
     "DeepSeek-V3|b200_sxm|sglang": "measured TTFT is erratic itself (5.6 s with 4 in flight, 2.9 s with 128)",

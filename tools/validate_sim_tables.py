@@ -71,8 +71,13 @@ def worst(guesses: Sequence[Guess], why: Mapping[str, str], most: int = 8) -> st
             found[g.row.group][g.metric].append(abs(g.error))
     medians = {k: {m: float(np.median(v[m])) for m in v} for k, v in found.items()}
     order = sorted(medians, key=lambda k: -(medians[k].get(TPOT, 0) / 0.06 + medians[k].get(TTFT, 0) / 0.15))
-    lines = [[f"`{k}`", f"{medians[k].get(TPOT, np.nan):.1%}", f"{medians[k].get(TTFT, np.nan):.1%}",
-              str(max(len(v) for v in found[k].values())), reason(k, why)] for k in order[:most]]  # fmt: skip
+    lines = []
+    for k in order[:most]:
+        shown, count = (
+            [f"{medians[k].get(m, np.nan):.1%}" for m in (TPOT, TTFT)],
+            max(len(v) for v in found[k].values()),
+        )
+        lines.append([f"`{k.replace('|', ' ')}`", *shown, str(count), reason(k, why)])
     return table(["group", "TPOT", "TTFT", "rows", "why"], lines)
 
 

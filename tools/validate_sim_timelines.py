@@ -125,9 +125,11 @@ def replay(run: Timeline, multipliers: Mapping[str, float]) -> Replay:
     at = run.series["t"]
     k = np.clip(np.searchsorted(r.steps.t_s, at, side="right") - 1, 0, len(r.steps.t_s) - 1)
     busy = at < r.end_s
+    # A row of steps is of its first: what came since then waits too, as long as it goes on.
+    since = np.searchsorted(run.arrived, at, side="right") - np.searchsorted(run.arrived, r.steps.t_s[k], side="right")
     series = {
         "running": np.where(busy, (r.steps.decode_seqs + r.steps.prefill_seqs)[k], 0.0),
-        "waiting": np.where(busy, r.steps.waiting[k], 0.0),
+        "waiting": np.where(busy, r.steps.waiting[k] + since, 0.0),
         "kv_cache_pct": np.where(busy, 100.0 * r.steps.kv_used[k] / p.pools[0].blocks, 0.0),
     }
     return Replay({"TTFT": t.first - t.due, "TPOT": (t.last - t.first) / n, "queue": t.scheduled - t.due}, series)
