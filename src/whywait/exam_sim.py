@@ -127,10 +127,11 @@ def _work(at: int, rng: np.random.Generator) -> Iterator[Made]:
     two = mixed((64, 200), (long, 4), 0.15)
     yield ("neighbour", ("neighbour's prefill",), ("compute-bound prefill",), service(at, token_budget=16384), two,
            _closed(12))  # fmt: skip
-    yield ("prefill", ("compute-bound prefill",), BESIDE, service(at), chat(long, 2), _closed(4))
+    yield ("prefill", ("compute-bound prefill",), BESIDE, service(at, token_budget=16384), chat(long, 2),
+           _closed(4))  # fmt: skip
     yield ("weights", ("weight-read-bound decode", "want of load"), (), service(at), chat(100, 250), _closed(8))
     deep = chat(int(rng.integers(12000, 20000)), 250, shared=0.99, groups=1, cache="warm")
-    yield ("deep-context", ("KV-read-bound decode",), WORK, service(at), deep, _closed(32))
+    yield ("deep-context", ("KV-read-bound decode",), WORK, service(at, token_budget=32768), deep, _closed(32))
     wide = replace(service(at, max_seqs=2048, token_budget=16384))
     yield ("wide", ("compute-bound decode",), WORK, wide, chat(24, 150), _closed(1024, 20))
     easy = service(at)

@@ -7,7 +7,7 @@ from whywait.judge.verdict import WAIT, WORK, Verdict
 from whywait.units import percent
 
 PRESENT = 0.05  # of the device's time
-MUCH = 0.3  # … from which waiting for each other is no longer a part of the work of several devices
+MUCH = 0.5  # … from which waiting for each other is no longer a part of the work of several devices
 
 
 def device(e: Evidence) -> list[Verdict]:

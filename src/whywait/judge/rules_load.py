@@ -51,7 +51,7 @@ def _scaled(e: Evidence, p: Seen, low: Seen, base: Verdict) -> list[Verdict]:
     n = p.in_flight or p.target
     # T(n) = n / (s + n e): with a load k times as large T grows by k (s + m e) / (s + k m e); s / (m e) follows.
     s = (gain - 1) / (1 - gain / grown) if gain < grown else float("inf")
-    room = e.limit() or 2 * n
+    room = min(e.limit() or 2 * n, _held(p, n))
     m = n / grown
     reach = room / m
     best = reach if s == float("inf") else reach * (s + 1) / (s + reach)
@@ -81,6 +81,12 @@ def _scaled(e: Evidence, p: Seen, low: Seen, base: Verdict) -> list[Verdict]:
             kind=WORK,
         )
     ]
+
+
+def _held(p: Seen, n: float) -> float:
+    """How many requests like these the KV space holds, by what ``n`` take of it; no bound where that is not read."""
+    kv = p.gauges.get("kv_use")
+    return n / kv.mean if kv is not None and kv.mean > 0 else float("inf")
 
 
 def _other(v: Verdict, state: str, claim: str, facts: tuple[str, ...], share: float | None = None) -> Verdict:

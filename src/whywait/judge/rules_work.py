@@ -16,7 +16,7 @@ BIG = 0.4  # of the computed prompt tokens in prompts far above the median: the 
 MEETS = 0.3  # a modelled step may differ from the measured by this share of it
 POOR = 0.3  # share of draft tokens accepted below which speculation costs more than it gives
 BETWEEN = (0.4, 0.6)  # parts of a step that show neither
-TURNED = 0.25  # of a step at the load in question, shared by its batch: below it the rest decides
+TURNED = 0.3  # of a step at the load in question, shared by its batch: below it the rest decides
 
 
 def prompt(p: Seen) -> float:
@@ -233,8 +233,16 @@ def _bound(
     if part < BETWEEN[1] and n2 < NARROW and (e.limit() or 2 * n2) >= 2 * n2:
         return replace(base, evidence=facts, claim=f"A step of {n2:g} takes nearly {n2:g} times that of one; whether a "
                        "wider one does, so few do not tell")  # fmt: skip
-    kind, size = ("weights", here) if part >= BETWEEN[1] and not turned else ("compute", 1 - here)
+    kind, size = ("weights", here) if part >= BETWEEN[1] and not turned else (_of_each(e), 1 - here)
     return _named(e, base, kind, size, facts)
+
+
+def _of_each(e: Evidence) -> str:
+    """What a further sequence adds to a step: the reading of its KV where the roofline of model and machine says that
+    this takes longer than computing its token (which holds even where the whole step is not met), else compute."""
+    found = e.focus.summary.get("decode_step") if e.focus is not None else None
+    shares = found["shares"] if found else {}
+    return "KV" if (shares.get(KV) or 0.0) > (shares.get(COMPUTE) or 0.0) else "compute"
 
 
 def _named(e: Evidence, base: Verdict, kind: str, size: float, facts: tuple[str, ...]) -> Verdict:
