@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from whywait.load.recipe import Load, schedule_of
 from whywait.options import new_directory
 from whywait.physics import machines
 from whywait.physics.arch import Arch
+from whywait.physics.catalog import weights_said
 from whywait.physics.dtypes import known, rate_name
 from whywait.physics.layout import Precision
 from whywait.sim import techniques
@@ -85,7 +87,7 @@ def deployment_of(
     Raises:
         UsageError: an unknown name, or a layout that does not go with model, machine or count.
     """
-    device, arch = machine_named(machine), model_named(model)
+    device, arch = machine_named(machine), by_its_name(model_named(model), model)
     d = Deployment(device, arch, precision_of(arch, device, precision), engine=engine_of(engine, device))
     for technique, _ in techniques.parse(layout):
         if technique.name not in techniques.LAYOUT:
@@ -106,6 +108,16 @@ def deployment_of(
                          f"--count {d.devices}, or another layout")  # fmt: skip
     check_layout(d, d.layout)
     return d
+
+
+def by_its_name(arch: Arch, name: str) -> Arch:
+    """``arch`` with the weights that the name asked for says it is published in (``qwen3-32b-fp8``); said in its
+    source."""
+    said = weights_said(name)
+    if not said or Path(name).exists() or arch.native.startswith(said) or (arch.native_experts or "") == said:
+        return arch
+    source = f"{arch.source}; weights in {said}, as the name {name!r} says"
+    return dataclasses.replace(arch, native=said, native_experts="", source=source)
 
 
 def precision_of(arch: Arch, device: machines.Accelerator, name: str | None) -> Precision:

@@ -136,6 +136,12 @@ def machine(name: str) -> Accelerator:
     return found
 
 
+@cache
+def measured_on(fit: str) -> Accelerator | None:
+    """The machine whose own kernels ``fit`` names: the one for which it does not stand in."""
+    return next((a for a in MACHINES if a.fit == fit and a.scatter == 0), None)
+
+
 def raw(name: str) -> Mapping[str, Any]:
     """The entry in ``machines.toml`` of the machine of that name."""
     found: Mapping[str, Any] = _shipped()[machine(name).name]

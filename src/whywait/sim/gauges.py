@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 LEAST, MOST, HZ = 240, 4000, 4.0  # samples of a load point, and per second where there is room
+#: By the link of a machine, what a real one's meter is called; the others have none that is read.
+METERED = {
+    "NVLink": "nvlink_tx_bytes_per_s",
+    "PCIe": "pcie_tx_bytes_per_s",
+    "xGMI": "xgmi_tx_bytes_per_s",
+}
 PAGE, DEVICES = "metrics/0", "gpu/0"
 
 
@@ -186,7 +192,7 @@ def _meters(d: Deployment, power: Drawn, p: Point, at: Floats, counted: Counters
     }
     if d.layout.devices > 1 and d.machine.link_bytes_per_s:
         moved = mean(power.parts[RESOURCES.index("link")]) * d.machine.link_bytes_per_s * d.layout.devices
-        out["nvlink_tx_bytes_per_s"] = moved
+        out[METERED.get(d.machine.link, "link_tx_bytes_per_s")] = moved
     if np.isnan(power.idle_w):
         return out
     more = (power.watts - power.idle_w / engines) * s.took_s
