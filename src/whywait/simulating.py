@@ -23,7 +23,8 @@ from whywait.physics.catalog import weights_said
 from whywait.physics.dtypes import known, rate_name
 from whywait.physics.layout import Precision
 from whywait.sim import techniques
-from whywait.sim.capacity import check_layout, smallest_tp
+from whywait.physics.step import StepWork, seconds
+from whywait.sim.capacity import check_layout, smallest_tp, wider_for
 from whywait.sim.catalog import machine_named, model_named
 from whywait.sim.changes import as_published
 from whywait.sim.deployment import Deployment
@@ -31,7 +32,7 @@ from whywait.sim.draws import basis, prior_draws
 from whywait.sim.engines import engine_of
 from whywait.sim.grid import Cell, grid, numbers
 from whywait.sim.jit import COMPILED
-from whywait.sim.loads import Options
+from whywait.sim.loads import Options, cost_of
 from whywait.sim.result import MODELLED, Point, describe, run_of
 from whywait.sim.service import figures_of, run_point, window
 
@@ -112,6 +113,32 @@ def deployment_of(
                          f"--count {d.devices}, or another layout")  # fmt: skip
     check_layout(d, d.layout)
     return d
+
+
+def laid_out(d: Deployment, workload: Workload, loads: Sequence[Load]) -> tuple[Deployment, str]:
+    """``d``, whose devices are many and whose layout nobody said, with the least tp that has KV space for the load; and
+    why, in words."""
+    sample, _ = schedule_of(Load("concurrency", 1, 400), workload, 0, 0)
+    prompt, answer = float(sample.prompt_tokens.mean()), float(sample.output_tokens.mean())
+    wider, room, need = wider_for(d, lambda one: max(in_work(one, x, prompt, answer) for x in loads) * (prompt + answer))
+    how = f"tp={wider.layout.tp}" + (f", replicas={wider.replicas}" if wider.replicas > 1 else "")
+    why = f"holds {room:,.0f} tokens of KV, and the load keeps about {need:,.0f} in work"
+    least = "the least tp that " if room >= need else "no tp has room for the load: this one "
+    return wider, f"layout {how}: {least}{why}; another with --layout"
+
+
+def in_work(d: Deployment, load: Load, prompt: float, answer: float) -> float:
+    """Requests at once in all of ``d``: of a closed loop its target; of a rate, by Little's law, as many as arrive while
+    one decodes, with steps as long as so many make them. As many as the engines have places for at most."""
+    places = float(d.engine.max_seqs * d.replicas)
+    if load.mode == "concurrency":
+        return min(load.target, places)
+    cost, rate, n = cost_of(d), load.target / d.replicas, 1.0
+    for _ in range(50):
+        row = (n, n, n * (prompt + answer / 2), n * (prompt + answer / 2), 0.0, 0.0, 0.0)
+        step = float(seconds(cost, StepWork(*(np.array([x]) for x in row)))[0])
+        n = min(max(1.0, rate * answer * step), float(d.engine.max_seqs))
+    return n * d.replicas
 
 
 def by_its_name(arch: Arch, name: str) -> Arch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,6 +186,25 @@ def smallest_tp(d: Deployment, most: int) -> int:
             return tp
     widest = dataclasses.replace(d.layout, tp=max(k for k in _divisors(d.model.heads) if k <= most))
     raise _no_room(d, widest, _sizes(d, widest), None)
+
+
+def wider_for(d: Deployment, need: Callable[[Deployment], float]) -> tuple[Deployment, float, float]:
+    """``d`` over the same devices with the least tp, of its own and wider ones, whose KV space in all holds ``need``
+    tokens (which may depend on the layout); the roomiest where none does. With the tokens that it holds and needs."""
+    found: list[tuple[Deployment, float, float]] = []
+    for tp in _divisors(d.model.heads):
+        if tp < d.layout.tp or d.devices % tp:
+            continue
+        one = dataclasses.replace(d, layout=dataclasses.replace(d.layout, tp=tp), replicas=d.devices // tp)
+        try:
+            room = float(capacity(one).tokens * one.replicas)
+        except UsageError:  # KV heads that such a tp cannot split, or no room
+            continue
+        asked = need(one)
+        if room >= asked:
+            return one, room, asked
+        found.append((one, room, asked))
+    return max(found, key=lambda x: x[1]) if found else (d, 0.0, need(d))
 
 
 def _computed(d: Deployment) -> Deployment:

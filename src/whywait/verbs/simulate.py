@@ -26,9 +26,13 @@ def simulate(args: argparse.Namespace) -> int:
     catalog.use(args.catalog)
     deployment = deployment_of(args)
     workload = measure.workload_of(args)
+    loads, remarks = tuple(_loads(args, workload)), []
+    if _layout_is_open(args, deployment):
+        deployment, why = simulating.laid_out(deployment, workload, loads)
+        remarks.append(why)
     plan = simulating.Plan(
-        deployment, workload, tuple(_loads(args, workload)), measure.slo(args.slo) or measure.common_slo(workload),
-        workload.seed, args.draws, args.jobs, args.out, tuple(sys.argv[1:]),
+        deployment, workload, loads, measure.slo(args.slo) or measure.common_slo(workload), workload.seed, args.draws,
+        args.jobs, args.out, tuple(sys.argv[1:]), tuple(remarks),
     )  # fmt: skip
     found = simulating.simulate(plan, progress=_progress())
     if args.json:
@@ -61,6 +65,12 @@ def deployment_of(args: argparse.Namespace) -> Deployment:
         d, engine=dataclasses.replace(d.engine, **{k: v for k, v in limits.items() if v is not None})
     )
     return techniques.apply(args.apply or "", d)
+
+
+def _layout_is_open(args: argparse.Namespace, d: Deployment) -> bool:
+    """Whether devices are given and nobody said how they are used. A count of KV blocks is of one layout."""
+    said = {t.name for t, _ in techniques.parse(args.apply or "")} & {"tp", "pp", "dp", "ep", "replicas", "pd"}
+    return (args.count or 1) > 1 and not args.layout and not said and d.engine.kv_blocks is None
 
 
 def _loads(args: argparse.Namespace, workload: Workload) -> list[Load]:
