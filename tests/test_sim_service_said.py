@@ -32,7 +32,8 @@ def test_the_nearest_name_is_told_and_forms_of_a_device_are_known():
     with pytest.raises(UsageError) as refused:
         machine("h1000")
     assert "nearest: h100" in str(refused.value.hint)
-    for name, meant in (("NVIDIA H100 80GB HBM3", "H100 SXM"), ("mi300xhf", "MI300X"), ("AMD Instinct MI300X", "MI300X"),
+    for name, meant in (("NVIDIA H100 80GB HBM3", "H100 SXM"), ("mi300xhf", "MI300X"),
+                        ("AMD Instinct MI300X", "MI300X"),
                         ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM")):  # fmt: skip
         assert machine(name).name == meant
 

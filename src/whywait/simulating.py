@@ -22,8 +22,8 @@ from whywait.physics.arch import Arch
 from whywait.physics.catalog import weights_said
 from whywait.physics.dtypes import known, rate_name
 from whywait.physics.layout import Precision
-from whywait.sim import techniques
 from whywait.physics.step import StepWork, seconds
+from whywait.sim import techniques
 from whywait.sim.capacity import check_layout, smallest_tp, wider_for
 from whywait.sim.catalog import machine_named, model_named
 from whywait.sim.changes import as_published
@@ -37,6 +37,7 @@ from whywait.sim.result import MODELLED, Point, describe, run_of
 from whywait.sim.service import figures_of, run_point, window
 
 QUANTILES = (0.1, 0.9)  # of an 80 % interval
+FEW = 10  # draws below which an 80 % interval is hardly one
 DRAWS, LEAST_DRAWS, PLAIN_DRAWS = 60, 16, 16
 HEAVY = 200_000  # requests simulated in all draws of a point beyond which there are fewer draws
 RATE_S, DOUBLED, MOST = 60.0, 2, 100_000  # s of load at a rate; how often it is made twice as long; requests at most
@@ -94,11 +95,14 @@ def deployment_of(
     """
     device, arch = machine_named(machine), by_its_name(model_named(model), model)
     d = Deployment(device, arch, precision_of(arch, device, precision), engine=engine_of(engine, device))
-    for technique, _ in techniques.parse(layout):
-        if technique.name not in techniques.LAYOUT:
+    named = [part.partition("=")[0].strip() for part in layout.split(",") if part.strip()]
+    for i, name in enumerate(named):
+        if name not in techniques.LAYOUT:
             raise UsageError(
-                f"{technique.name} is no part of a layout", f"use {', '.join(techniques.LAYOUT)}; others with --apply"
+                f"{name} is no part of a layout", f"use {', '.join(techniques.LAYOUT)}; others with --apply"
             )
+        if name in named[:i]:
+            raise UsageError(f"the layout says {name} twice", "say it once")
     d = dataclasses.replace(techniques.apply(layout, d), applied=())
     if count is None:
         return d
@@ -120,7 +124,9 @@ def laid_out(d: Deployment, workload: Workload, loads: Sequence[Load]) -> tuple[
     why, in words."""
     sample, _ = schedule_of(Load("concurrency", 1, 400), workload, 0, 0)
     prompt, answer = float(sample.prompt_tokens.mean()), float(sample.output_tokens.mean())
-    wider, room, need = wider_for(d, lambda one: max(in_work(one, x, prompt, answer) for x in loads) * (prompt + answer))
+    wider, room, need = wider_for(
+        d, lambda one: max(in_work(one, x, prompt, answer) for x in loads) * (prompt + answer)
+    )
     how = f"tp={wider.layout.tp}" + (f", replicas={wider.replicas}" if wider.replicas > 1 else "")
     why = f"holds {room:,.0f} tokens of KV, and the load keeps about {need:,.0f} in work"
     least = "the least tp that " if room >= need else "no tp has room for the load: this one "
@@ -128,8 +134,8 @@ def laid_out(d: Deployment, workload: Workload, loads: Sequence[Load]) -> tuple[
 
 
 def in_work(d: Deployment, load: Load, prompt: float, answer: float) -> float:
-    """Requests at once in all of ``d``: of a closed loop its target; of a rate, by Little's law, as many as arrive while
-    one decodes, with steps as long as so many make them. As many as the engines have places for at most."""
+    """Requests at once in all of ``d``: of a closed loop its target; of a rate, by Little's law, as many as arrive
+    while one decodes, with steps as long as so many make them. As many as the engines have places for at most."""
     places = float(d.engine.max_seqs * d.replicas)
     if load.mode == "concurrency":
         return min(load.target, places)
@@ -171,7 +177,7 @@ def precision_of(arch: Arch, device: machines.Accelerator, name: str | None) -> 
             raise UsageError(f"--precision: {unknown[0] if unknown else dtype!r} is not known",
                              "such as bf16, fp8, int4, fp4; or weights=fp8,kv=fp8,experts=mxfp4")  # fmt: skip
     narrow = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}.get(found.weights)
-    if narrow and "compute" not in parts and plain and compute != narrow:
+    if narrow and "compute" not in parts and (plain or "weights" in parts) and compute != narrow:
         found = dataclasses.replace(found, compute=narrow)  # asked for: capacity refuses it with what there is
     return as_published(arch, found)
 
@@ -205,6 +211,7 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     kept = app.keep(run_of(d, points, _options(plan, "chunks"), facts), directory)
     bands = [_point(p, got[at : at + n], plan, told)
              for p, (at, n), told in zip(points, rows, kept.summary["points"], strict=True)]  # fmt: skip
+    plan = dataclasses.replace(plan, remarks=(*plan.remarks, *_given_up(plan, kept.summary["points"])))
     return Simulated(plan, kept, bands, notes(plan, [n for _, n in rows], bands))
 
 
@@ -262,6 +269,13 @@ def _options(plan: Plan, keep: str) -> Options:
     return Options(keep, w.timeout_s, warm=w.cache == "warm", slo=plan.slo, slo_of_classes=slo)
 
 
+def _given_up(plan: Plan, points: Sequence[dict[str, Any]]) -> list[str]:
+    """Requests that ran into the client's timeout, in words: they count in no latency."""
+    lost = [(p["target"], p["counts"].get("timeout", 0), sum(p["counts"].values())) for p in points]
+    return [f"at {target:g}, {n:,} of {of:,} requests were given up after {plan.workload.timeout_s:g} s: --timeout"
+            for target, n, of in lost if n]  # fmt: skip
+
+
 def _in_step(plan: Plan) -> list[dict[str, str]]:
     """Requests all alike keep step with each other in a closed loop: a doubt of its own."""
     w = plan.workload
@@ -270,7 +284,7 @@ def _in_step(plan: Plan) -> list[dict[str, str]]:
     if not alike or not closed or w.trace or w.fitted:
         return []
     return [{"what": "all requests are of the same length, so they begin and end together",
-             "why": "simulated ones keep step: p50 and p99 of TTFT are alike and goodput is all or nothing, as no live load is",
+             "why": "simulated ones keep step: TTFT has p50 = p99 and goodput is all or nothing",
              "next": "--prompt-tokens 'lognormal(1000,0.6)' --output-tokens 'lognormal(200,0.5)'"}]  # fmt: skip
 
 
@@ -297,9 +311,7 @@ def _shown(told: dict[str, Any], name: str) -> float | None:
     return float(found) if isinstance(found, (int, float)) else None
 
 
-def _point(
-    p: Point, drawn: Sequence[dict[str, float | None]], plan: Plan, told: dict[str, Any]
-) -> dict[str, Any]:
+def _point(p: Point, drawn: Sequence[dict[str, float | None]], plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
     """Each figure of the central run, with the 10th and 90th percentile of the draws. ``told``: the point's summary;
     where it has the figure, its value is taken, so that ``show`` says the same, and the draws, which are reckoned from
     means, go in proportion."""
@@ -312,7 +324,7 @@ def _point(
         shown = _shown(told, name)
         if shown is not None and value:
             low, high, value = low * shown / value, high * shown / value, shown
-        band = None if value is None or not len(seen) else (min(float(low), value), max(float(high), value))
+        band = None if value is None or len(seen) < 2 else (min(float(low), value), max(float(high), value))
         out[name] = {"value": value, "low": band and band[0], "high": band and band[1]}
     for name, figure in cost_figures(plan.deployment, out).items():
         out[name] = figure
@@ -361,7 +373,8 @@ def notes(plan: Plan, draws: Sequence[int], points: Sequence[dict[str, Any]]) ->
         *plan.remarks,
         f"KV space: {kv:,} tokens" + (f" in {engines} engines" if engines > 1 else ""),
         "modelled, prior only: no run of this service was used",
-        f"intervals: 80 %, from {many} draws of the fitted coefficients, each with its own seed of the load",
+        f"intervals: 80 %, from {many} draws of the fitted coefficients, each with its own seed of the load"
+        + (f"; {FEW} or more make a steady one" if min(draws) < FEW else ""),
         known_error(d),
         f"coefficients: {basis(d)}",
         f"model: {d.model.name}, {d.model.source}",

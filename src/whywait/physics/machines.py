@@ -31,8 +31,9 @@ class Accelerator:
     """``words`` are all in a device's name (lower case), ``unless`` none. ``flops`` by the type of the numbers
     multiplied; ``link_bytes_per_s`` is one way of the link to the other devices of a ``node`` (NVLink, xGMI; else
     PCIe), ``nic_bytes_per_s`` to other nodes, ``host_bytes_per_s`` to host memory. ``price_usd_h``: low and high;
-    None: not known. ``link``: what that link is (NVLink, xGMI, PCIe, …; empty: not said). ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less
-    sure that is (sd of log time)."""
+    None: not known. ``link``: what that link is (NVLink, xGMI, PCIe, …; empty: not said).
+    ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less sure that is (sd
+    of log time)."""
 
     name: str
     words: tuple[str, ...]
@@ -140,6 +141,13 @@ def machine(name: str) -> Accelerator:
 def measured_on(fit: str) -> Accelerator | None:
     """The machine whose own kernels ``fit`` names: the one for which it does not stand in."""
     return next((a for a in MACHINES if a.fit == fit and a.scatter == 0), None)
+
+
+def sources_in_full(a: Accelerator) -> str:
+    """Where its figures are from, with the addresses that the short names of ``machines.toml`` stand for."""
+    parts = [part.strip() for part in a.source.split(",")]
+    priced = ["price"] if a.price_usd_h else []
+    return "; ".join(f"{p}: {SOURCES[p]}" if p in SOURCES else p for p in (*parts, *priced))
 
 
 def raw(name: str) -> Mapping[str, Any]:

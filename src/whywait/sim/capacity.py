@@ -147,6 +147,10 @@ def _per_token(d: Deployment, layout: Layout, request: float) -> float:
 
 def _no_room(d: Deployment, layout: Layout, found: Capacity, request: float | None) -> UsageError:
     gb = 1e9
+    if found.told:
+        computed = _sizes(_computed(d), layout, request).blocks
+        return UsageError(f"--kv-blocks {d.engine.kv_blocks} hold {found.tokens:,} tokens, less than a request of "
+                          f"{request or 1:,.0f}", f"leave it out: {computed:,} blocks are computed to fit")  # fmt: skip
     what = f"{d.model.name} in {d.precision.weights} does not fit on {layout.devices} × {d.machine.name}"
     if found.weight_bytes + found.working_bytes <= found.memory_bytes * d.engine.memory_share and request:
         what = (f"a request of {request:.0f} tokens does not fit in the KV space of {found.tokens:,} tokens that "
@@ -163,7 +167,8 @@ def feasible(d: Deployment, layout: Layout, request: float | None = None) -> lis
     for tp in _divisors(d.model.heads):
         wider = dataclasses.replace(layout, tp=tp)
         if tp > layout.tp and tp <= 64 and _sizes(_computed(d), wider, request).tokens >= need:
-            out.append(f"tp={tp}")
+            across = tp * layout.pp * layout.dp > d.machine.node >= 1
+            out.append(f"tp={tp}" + (f" (across nodes of {d.machine.node})" if across else ""))
             break
     for kind, technique in PRECISIONS:
         if kind == d.precision.weights or (kind in ("fp8", "fp4") and kind not in d.machine.flops):

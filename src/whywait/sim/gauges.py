@@ -42,8 +42,9 @@ def readings(d: Deployment, p: Point, power: Drawn, span: tuple[int, int], count
     n = int(np.clip(seconds * HZ, LEAST, MOST))
     margin = min(0.4, seconds / n)
     at = np.concatenate(([-margin], np.linspace(0.0, seconds, n), [seconds + margin]))
+    look = at + 1e-9  # stamps are rounded to ns: what ends with the point is seen at its end
     series: list[tuple[str, str, str | None, Floats]] = [
-        (PAGE, k, None, v) for k, v in {**_gauges(p, at), **_counted(p, at, counted)}.items()
+        (PAGE, k, None, v) for k, v in {**_gauges(p, look), **_counted(p, look, counted)}.items()
     ]
     series += [(DEVICES, k, _label(d), v) for k, v in _meters(d, power, p, at, counted).items()]
     t = np.rint(at * NS_PER_S).astype(np.int64) + span[0]

@@ -16,6 +16,7 @@ from whywait.load.recipe import Load, mean_rate
 from whywait.report import simulate as report
 from whywait.sim import catalog, techniques
 from whywait.sim.deployment import Deployment
+from whywait.sim.result import describe
 from whywait.verbs import measure
 
 LOADS = (1.0, 4.0, 16.0, 64.0)
@@ -39,7 +40,7 @@ def simulate(args: argparse.Namespace) -> int:
         json.dump(found.as_dict(), sys.stdout, indent=2, allow_nan=False)
         print()
     else:
-        report.print_simulated(simulating.describe(deployment), found.as_dict(), found.result.headline)
+        report.print_simulated(describe(deployment), found.as_dict(), found.result.headline)
     failed = failed_gates(gates, found.result.summary)
     if failed:
         raise GateFailed("; ".join(failed))
@@ -56,6 +57,10 @@ def deployment_of(args: argparse.Namespace) -> Deployment:
         raise UsageError(
             "which machine, which model?", "such as --machine h200 --model llama-3.1-8b; 'whywait catalog' lists them"
         )
+    layout = {part.partition("=")[0].strip() for part in (args.layout or "").split(",")}
+    for technique, _ in techniques.parse(args.apply or ""):
+        if technique.name in layout:
+            raise UsageError(f"both --layout and --apply say {technique.name}", "say it once")
     d = simulating.deployment_of(
         args.machine, args.model, args.engine, precision=args.precision, count=args.count, layout=args.layout or ""
     )
