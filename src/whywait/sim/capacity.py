@@ -149,8 +149,9 @@ def _no_room(d: Deployment, layout: Layout, found: Capacity, request: float | No
     gb = 1e9
     if found.told:
         computed = _sizes(_computed(d), layout, request).blocks
-        return UsageError(f"the KV space of --kv-blocks {d.engine.kv_blocks} is {found.tokens:,} tokens, less than "
-                          f"a request of {request or 1:,.0f}", f"leave it out: {computed:,} blocks are computed to fit")  # fmt: skip
+        told = f"the KV space of {d.engine.kv_blocks:,} blocks (--kv-blocks, or a log) is {found.tokens:,} tokens"
+        hint = f"leave --kv-blocks out: {computed:,} blocks are computed to fit"
+        return UsageError(f"{told}, less than a request of {request or 1:,.0f}", hint)
     what = f"{d.model.name} in {d.precision.weights} does not fit on {layout.devices} × {d.machine.name}"
     if found.weight_bytes + found.working_bytes <= found.memory_bytes * d.engine.memory_share and request:
         what = (f"a request of {request:.0f} tokens does not fit in the KV space of {found.tokens:,} tokens that "
