@@ -269,6 +269,16 @@ def rate(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1")
+    return value
+
+
 def positives(text: str) -> list[float]:
     return [float(positive(part.strip())) for part in text.split(",")]
 

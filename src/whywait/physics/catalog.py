@@ -19,6 +19,10 @@ _FIELDS = {f.name for f in fields(Arch)} - {"name", "source"}
 _SUFFIX = re.compile(
     r"[-_](hf|it|base|instruct|chat|thinking|bf16|fp16|fp8|fp8-dynamic|block|dynamic|kv|nvfp4|mxfp4|fp4|awq|gptq|int4|w4a16|w8a8|w8a16|2507|preview)$"
 )
+#: What such an ending says of the weights.
+_WEIGHTS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8-dynamic": "fp8", "nvfp4": "nvfp4", "fp4": "fp4",
+            "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4", "w8a16": "int8",
+            "w8a8": "int8"}  # fmt: skip
 
 
 def find_arch(name: str) -> Arch:
@@ -66,6 +70,15 @@ def by_alias() -> Mapping[str, Arch]:
             for key in _keys(also):
                 found.setdefault(key, arch)
     return found
+
+
+def weights_said(name: str) -> str:
+    """The type of weights that the endings of a model's name tell (``…-FP8-dynamic``: fp8); '' where none does."""
+    low, said = name.strip().lower(), ""
+    while found := _SUFFIX.search(low):
+        said = said or _WEIGHTS.get(found[1], "")
+        low = low[: found.start()]
+    return said
 
 
 def _keys(name: str) -> list[str]:

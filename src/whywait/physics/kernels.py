@@ -6,10 +6,12 @@ is shared between reading and computing as r^p : c^p.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from whywait.physics import rooflines
+from whywait.physics import machines, rooflines
 from whywait.physics.dtypes import bytes_of
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.fitted import Fit
@@ -152,11 +154,30 @@ class Kernels:
             return np.asarray(
                 plain["reduce_s"] + 2 * (n - 1) / n * size / (plain["link"] * self.machine.link_bytes_per_s)
             )
-        values = np.log(np.asarray(measured[1]) * 1e-6)
-        found = np.exp(evaluate(values, (np.maximum(size, 1.0),), (rooflines.REDUCE_KNOTS,)))
-        return np.asarray(
-            found * np.maximum(1.0, size / rooflines.REDUCE_KNOTS[-1]) * (1 + 0.05 * max(0.0, np.log2(n / 8)))
-        )
+        found = _tabled(measured[1], size) * (1 + 0.05 * max(0.0, np.log2(n / 8)))
+        return found if self.machine.link != "PCIe" else self._over_pcie(size, n, found, measured[1][0] * 1e-6)
+
+    def _over_pcie(self, size: Floats, n: int, found: Floats, least: float) -> Floats:
+        """The table's time ``found`` as a machine whose devices share PCIe takes it; ``least``: the table's time of the
+        smallest message.
+
+        A table of a machine with another link is that link's: what is beyond the smallest message goes by the ratio of
+        the data sheets' rates. And a table of PCIe cards is of one host: four and eight L40S were measured at 2 GB/s,
+        across its sockets, a fifteenth of the wire, where two reach a third. A host is not known here, so many cards
+        are taken to reach what two do. Never less than the wire's own time.
+        """
+        own = machines.measured_on(self.machine.fit)
+        same = own is None or own.link == "PCIe"
+        ratio = 1.0 if own is None else own.link_bytes_per_s / self.machine.link_bytes_per_s
+        floor = 2 * (n - 1) / n * size / self.machine.link_bytes_per_s
+        found = least + np.maximum(found - least, 0.0) * ratio
+        pair = self.fit.values("all-reduce", ["2"])
+        if same and pair is not None:
+            # At the largest message of two devices, which moves their size once each way.
+            largest = rooflines.REDUCE_KNOTS[-1]
+            times = pair[1][-1] * 1e-6 * ratio * self.machine.link_bytes_per_s / largest
+            found = np.minimum(found, least + times * floor)
+        return np.asarray(np.maximum(found, floor))
 
     def _exchange(self, size: Floats, n: int) -> Floats:
         """Dispatch and combine; ``size`` counts a byte out and two back for each token, choice and value."""
@@ -167,10 +188,17 @@ class Kernels:
             if found is not None:
                 ways.append(found[1][0] + found[1][1] * 1e-12 * moved)
         link = self.machine.link_bytes_per_s
-        seconds = np.minimum(*ways) if len(ways) == 2 else 60e-6 + size / (0.6 * link)
+        tabled = len(ways) == 2 and self.machine.link != "PCIe"  # the tables are of NVLink
+        seconds = np.minimum(*ways) if tabled else 60e-6 + size / (0.6 * link)
         if n > self.machine.node:
             seconds = seconds + 30e-6 + size * (1 - self.machine.node / n) / self._nic()
         return np.asarray(seconds, dtype=float)
+
+
+def _tabled(values: Sequence[float], size: Floats) -> Floats:
+    """Seconds of an all-reduce by a table (µs) over ``REDUCE_KNOTS``; past the last in proportion."""
+    found = np.exp(evaluate(np.log(np.asarray(values) * 1e-6), (np.maximum(size, 1.0),), (rooflines.REDUCE_KNOTS,)))
+    return np.asarray(found * np.maximum(1.0, size / rooflines.REDUCE_KNOTS[-1]))
 
 
 def _unit(resource: int) -> Floats:

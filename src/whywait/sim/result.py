@@ -193,6 +193,17 @@ def _steps(p: Point, power: Drawn, start: int) -> Table:
     })  # fmt: skip
 
 
+def describe(d: Deployment) -> str:
+    """In a line: model, precision, devices, layout, engine."""
+    p, at = d.precision, d.layout
+    types = p.weights + (f", KV {p.kv}" if p.kv != "bf16" else "") + (f", experts {p.experts}" if p.experts else "")
+    ways = [f"{k}={getattr(at, k)}" for k in ("tp", "pp", "dp", "ep") if getattr(at, k) > 1]
+    ways += [f"pd={d.split.prefill}:{d.split.decode}"] if d.split else []
+    ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
+    where = f"{d.devices} × {d.machine.name}" + (f" ({', '.join(ways)})" if ways else "")
+    return f"{d.model.name} ({types}) on {where}, {d.engine.policy}"
+
+
 def shape_of(d: Deployment) -> Shape:
     """The model in totals, as a manifest keeps it."""
     a = d.model
@@ -218,7 +229,7 @@ def _manifest(d: Deployment, points: list[Point], o: Options) -> dict[str, Any]:
         "block_size": e.block, "devices": d.devices, "enable_prefix_caching": e.prefix_cache,
         "kv_dtype": "f16" if d.precision.kv == "bf16" else d.precision.kv,
         "ctx_per_slot": e.max_context or d.model.max_context,
-        "deployment": plain(d), "capacity": [c.as_dict() for c in capacities],
+        "described": describe(d), "deployment": plain(d), "capacity": [c.as_dict() for c in capacities],
     }  # fmt: skip
     machine = {"gpus": [{"name": d.machine.name} for _ in range(d.devices)], "source": d.machine.source,
                "engine_is_local": None}  # fmt: skip
