@@ -23,9 +23,7 @@ EXPECTED = {1: {TPOT: "≤ 6 %", TTFT: "≤ 15 %"}, 2: {TPOT: "≤ 12 %", TTFT: 
 #: What is known of why a group is off, by a part of its name.
 _REPLICAS = "one row; how many replicas shared the load is not recorded"
 _BALANCE = "attention over data-parallel parts waits until all have a prompt; only roughly simulated"
-_DRAFTS = (
-    "some of these runs are faster than their weights can be read: drafts, probably, which the record does not say"
-)
+_DRAFTS = "some runs take 0.6 of the time per token that others of the same name take: drafts, probably; not recorded"
 WHY: Mapping[str, str] = {
     "sglang|nan|agg|1.0|1.0": "65 of 67 GB are weights; the KV space is what is left of two large numbers",
     "8B-Instruct|h100_sxm|trtllm|nan|agg|8.0|1.0": "from 64 in flight first tokens wait where no step explains it: one "

@@ -87,7 +87,7 @@ def _system(server: Mapping[str, str], offline: Mapping[str, str], layout: tuple
     name, tp, batch, server_batch = layout
     device = machine(name)
     engine = dataclasses.replace(
-        engine_of("trtllm", device), max_seqs=server_batch, token_budget=16384, ahead=True, reserve="none",
+        engine_of("trtllm", device), max_seqs=server_batch, token_budget=16384, ahead=False, reserve="none",
         prefix_cache=False, memory_share=0.9,
     )  # fmt: skip
     replicas = int(float(server["accel_per_node"])) // tp

@@ -29,15 +29,17 @@ def lay_by(w: World, eng: Engine, row: int) -> None:
 
 @jit
 def note_steps(eng: Engine) -> None:
-    """The steps in flight have ended, ``eng.t`` being still their beginning: when the last one began, and whether the
-    engine looks now."""
-    eng.begun = eng.t + took(eng, eng.n - 1) if eng.n > 1 else eng.t
+    """The steps in flight have ended, ``eng.t`` being still their beginning: what the engine saw at its last look."""
+    looked = 0  # after how many of them
     if eng.seqs > 0:
-        eng.unlooked = 0
+        eng.unlooked, looked = 0, 1
     else:
-        eng.unlooked = (eng.unlooked + eng.n) % eng.receive_every
-    if eng.unlooked == 0:
-        eng.seen = eng.begun if eng.ahead == 1 else eng.end
+        since = eng.unlooked + eng.n
+        eng.unlooked = since % eng.receive_every
+        if since >= eng.receive_every:
+            looked = eng.n - eng.unlooked
+    if looked > 0:
+        eng.seen = eng.t + took(eng, looked - 1 if eng.ahead == 1 else looked)
 
 
 @jit
@@ -55,9 +57,9 @@ def take_in(w: World, eng: Engine) -> None:
 @jit
 def put_off(w: World, eng: Engine, budget: int) -> bool:
     """Whether the waiting are let wait for more of them: only while something decodes, and not for ever."""
-    if eng.wait_steps == 0 or eng.decoding == 0:
-        return False
     filled, places = eng.token_budget - budget, eng.max_seqs - eng.running
+    if eng.wait_steps == 0 or eng.decoding == 0 or places == 0:
+        return False
     enough = eng.wait_share * eng.token_budget
     for k in range(w.levels - 2):
         row = level_at(w, eng.id, k).head

@@ -120,7 +120,6 @@ class Engine:
     inbox_head: int = NOBODY
     inbox_tail: int = NOBODY
     seen: float = 0.0  # what came by then is seen
-    begun: float = 0.0  # when the last step began
     unlooked: int = 0  # decode steps since the last look
     waited: int = 0  # steps that prompts have been put off for
     full: int = 0  # SGLang: no admission until a sequence leaves

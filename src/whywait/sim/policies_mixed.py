@@ -37,7 +37,8 @@ def plan_mixed(w: World, eng: Engine) -> None:
     eng.decodes = 1 if eng.decoding > 0 else 0
     # Of a prompt that is admitted by its first chunk decoding may evict what it would have had to wake; then it fits.
     shifts = eng.prefix_cache == 1 and eng.whole_prompt == 0 and eng.running < eng.max_seqs
-    sure = not short and not shifts and not off
+    counts = eng.wait_steps > 0 and eng.running < eng.max_seqs  # steps that the waiting are put off for, one by one
+    sure = not short and not shifts and not counts
     eng.blocked = 1 if eng.waiting > 0 and sure else 0
     eng.again = 1 if eng.waiting > 0 and not sure else 0
 
