@@ -64,6 +64,11 @@ class Ask:
         return ",".join(p for p in parts if p)
 
     @property
+    def changed(self) -> bool:
+        """Whether the service is another, and not only the load."""
+        return bool(self.changes or self.model)
+
+    @property
     def words(self) -> str:
         """The same for people."""
         parts = [f"model={self.model}" if self.model else "", self.changes]
@@ -94,22 +99,19 @@ class WhatIf:
     took_s: float
     made_by: str = "measured"  # of the run: "simulated" makes the check circular
 
-    @property
-    def changed(self) -> bool:
-        """Whether the service is another, and not only the load."""
-        return bool(self.ask.changes or self.ask.model)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "run": self.run, "made_by": self.made_by, "changed": self.changed, "what_if": self.ask.words, "headline": self.headline, "refused": self.refused or None,
+            "run": self.run, "made_by": self.made_by, "changed": self.ask.changed, "what_if": self.ask.words,
+            "headline": self.headline, "refused": self.refused or None,
             "advice": self.advice or None, "baseline": as_rows(self.facts), "before": self.before, "after": self.after,
             "calibration": {
                 "kind": self.calibration.kind, "points": [p.name for p in self.calibration.points],
                 "parameters": [{**dataclasses.asdict(p), "moved": p.moved} for p in self.calibration.parameters()],
                 "discrepancy": dict(self.calibration.discrepancy),
             },
-            "check": {"bound": dict(self.check.bound), "passes": self.check.passes, "covered": self.check.covered,
+            "check": {"bound": dict(self.check.bound), "passes": self.check.passes,
+                      "circular": self.made_by == "simulated", "covered": self.check.covered,
                       "errors": [_miss(m) for m in self.check.misses]},
             "claims": [c.as_dict() for c in self.claims], "techniques": [p.as_dict() for p in self.promises],
             "waits": [w.as_dict() for w in self.waits], "notes": list(self.notes), "draws": self.draws,
@@ -175,15 +177,15 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         pairs = compared.pairs(a, o, draws, run)
         told = claims(found, pairs, figures, refused, changed=after != twin.deployment)
         told = priced(told, twin.deployment, after)
-        sure = doubted(told, checked)
+        sure = doubted(told, checked, ask.changed)
         spoilt |= sure != told
         said += sure
     waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]
-    notes = [*_notes(base, loads, compared), *_terms(run, twin.deployment, after)]
+    notes = [*_notes(base, loads, compared), *_terms(twin.deployment, after)]
     if compiling > SLOW_S:
         notes.append(f"{compiling:.0f} s more to compile the simulator, which the next what-if will not need")
     return WhatIf(
-        name, ask, headline(ask.words, said, refused, bool(ask.changes or ask.model)), refused,
+        name, ask, headline(ask.words, said, refused, ask.changed), refused,
         helps(found, checked) if spoilt else "", facts,
         describe(twin.deployment), describe(after), found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
@@ -325,12 +327,9 @@ def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[
     return out
 
 
-def _terms(run: Run, before: Deployment, after: Deployment) -> list[str]:
+def _terms(before: Deployment, after: Deployment) -> list[str]:
     """What the figures stand for, beside how they were made."""
     out = prices(before, after)
-    if run.manifest.made_by == "simulated":
-        out.insert(0, "the run was simulated by this tool: its errors above compare the simulator with itself, which is "
-                      "circular, and say nothing of how wrong it is on a real service")  # fmt: skip
     if after.devices > before.devices and not before.machine.words:
         out.append(f"{before.machine.name} is one device: {after.devices} of them are as many such machines")
     return out

@@ -23,6 +23,8 @@ GOOD: Mapping[str, int] = {
 #: What a headline names, in that order.
 NAMES: Mapping[str, str] = {"ttft_ms.p50": "TTFT", "tpot_ms.p50": "TPOT", "output_tokens_per_s": "tokens/s",
                             "goodput_requests_per_s": "goodput", "usd_per_million_tokens": "cost"}  # fmt: skip
+_SHOW = {"ttft_ms.p50": ms, "tpot_ms.p50": ms, "usd_per_million_tokens": lambda x: number(x, "$ per M"),
+         "goodput_requests_per_s": lambda x: number(x, "requests/s")}  # fmt: skip
 MATTERS = 0.03  # a change whose whole interval lies within this share of nothing is no change
 SMALL = 0.05  # an effect smaller than this (log) brings its share of the error of a change only
 OF_EFFECT = 0.15  # error of an effect as a share of it, whatever else is known …
@@ -151,12 +153,14 @@ def _like(name: str) -> str:
     return f"{head}.{'p90' if stat in ('p99', 'p95') else stat}" if stat else head
 
 
-def doubted(found: Sequence[Claim], checked: Check) -> list[Claim]:
-    """The claims, those undecided that the loads left out contradict."""
+def doubted(found: Sequence[Claim], checked: Check, changed: bool = True) -> list[Claim]:
+    """The claims, those undecided that the loads left out contradict. Where the service is not ``changed`` the claim is
+    the figure itself, which a load that was measured needs no simulator for."""
     out = []
     for c in found:
         sizes = (c.measured, c.after.median if c.after else None)
-        why = doubt(checked, c.load, c.metric, sizes) if c.state not in (UNDECIDED, SAME) else ""
+        told = c.state not in (UNDECIDED, SAME) if changed else c.state != UNDECIDED and c.measured is None
+        why = doubt(checked, c.load, c.metric, sizes) if told else ""
         out.append(replace(c, state=UNDECIDED, why=why) if why else c)
     return out
 
@@ -207,9 +211,13 @@ def headline(what: str, found: Sequence[Claim], refused: str, changed: bool = Tr
 
 
 def _predicted(found: Sequence[Claim]) -> str:
-    said = []
+    said, open_ = [], []
     for c in found:
         if c.metric in NAMES and c.after is not None and found[-1].load == c.load:
-            show = ms if c.metric.partition(".")[0].endswith("_ms") else number
+            if c.state == UNDECIDED:
+                open_.append(NAMES[c.metric])
+                continue
+            show = _SHOW.get(c.metric, number)
             said.append(f"{NAMES[c.metric]} {show(c.after.median)} ({show(c.after.low)} … {show(c.after.high)})")
+    said += [f"undecided: {', '.join(open_)}"] if open_ else []
     return ", ".join(said) or "no figure could be predicted"

@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, str, Show], ...] = (
     ("output tokens/s", "output_tokens_per_s", number), ("requests/s", "requests_per_s", number),
     ("goodput, requests/s", "goodput_requests_per_s", number), ("KV space in use", "kv_use", percent),
     ("J per output token", "energy_j_per_token", number),
-    ("$ per million tokens", "usd_per_million_tokens", _dollars),
+    ("$ per M tokens", "usd_per_million_tokens", _dollars),
 )  # fmt: skip
 ERRORS = (("TTFT", "ttft_ms.mean"), ("p50", "ttft_ms.p50"), ("TPOT", "tpot_ms.mean"), ("p50", "tpot_ms.p50"),
           ("tokens/s", "output_tokens_per_s"), ("prefill", "prefill_ms.mean"), ("queue", "queue_ms.mean"),
@@ -155,7 +155,8 @@ def _claims(load: str, claims: Sequence[Mapping[str, Any]], found: Mapping[str, 
     grid = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     head = claim_head(found)
     for i, name in enumerate(head):
-        grid.add_column(escape(load) if i == 0 else name, justify="right" if i and name else "left", no_wrap=True)
+        grid.add_column(escape(load) if i == 0 else name, justify="right" if i and name else "left",
+                        no_wrap=i in (0, 1, 2, len(head) - 1))  # fmt: skip
     for row in claim_rows(claims, found["changed"]):
         grid.add_row(*row[:-1], Text(row[-1], style=STYLE.get(row[-1], "")))
     return grid
@@ -165,7 +166,7 @@ def claim_head(found: Mapping[str, Any]) -> list[str]:
     """Heads of the columns of ``claim_rows``; the first is for the load."""
     head = ["", source(found), "simulated", *(CLAIM_HEAD if found["changed"] else PREDICTED_HEAD)]
     if simulated(found):
-        head[1] = "in the run"
+        head[1] = "the run"
     return head
 
 
@@ -271,10 +272,15 @@ def accounts(found: Mapping[str, Any]) -> list[str]:
             ("request", "a request waits"),
             ("device", "a request's share of the engine's time (steps are shared)"),
         ):
-            cells = [f"{k} {ms(v['before_ms'])} → {ms(v['after_ms'])}" for k, v in w[part].items()
+            cells = [f"{k} {_both(v)}" for k, v in w[part].items()
                      if max(v["before_ms"], v["after_ms"]) > 0.005 * _whole(w[part])]  # fmt: skip
             out.append(f"{'' if part == 'device' else chr(10)}{w['load']}, {words}: {', '.join(cells) or '–'}")
     return out
+
+
+def _both(v: Mapping[str, float]) -> str:
+    was, then = ms(v["before_ms"]), ms(v["after_ms"])
+    return was if was == then else f"{was} → {then}"
 
 
 def _whole(part: Mapping[str, Any]) -> float:
