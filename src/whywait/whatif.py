@@ -177,7 +177,7 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         pairs = compared.pairs(a, o, draws, run)
         told = claims(found, pairs, figures, refused, changed=after != twin.deployment)
         told = priced(told, twin.deployment, after)
-        sure = doubted(told, checked, ask.changed)
+        sure = doubted(told, checked, ask.changed, slo)
         spoilt |= sure != told
         said += sure
     waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]

@@ -185,6 +185,10 @@ def helps(found: Calibration, checked: Check) -> str:
         return "run with the engine's metrics (and per-request stages), so that queue and prefill are told apart"
     if len(found.points) < 4:
         return f"measure more loads, so that one left out is not far from the rest: --concurrency {_around(loads)}"
+    if checked.held_out and not checked.beyond:
+        return (
+            "measure the undecided loads for longer, and loads next to them: left out, they are outside their intervals"
+        )
     return "measure the load that is asked about itself, for longer: the simulator does not describe this service"
 
 

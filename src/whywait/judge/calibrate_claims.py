@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,8 +23,10 @@ GOOD: Mapping[str, int] = {
 #: What a headline names, in that order.
 NAMES: Mapping[str, str] = {"ttft_ms.p50": "TTFT", "tpot_ms.p50": "TPOT", "output_tokens_per_s": "tokens/s",
                             "goodput_requests_per_s": "goodput", "usd_per_million_tokens": "cost"}  # fmt: skip
-_SHOW = {"ttft_ms.p50": ms, "tpot_ms.p50": ms, "usd_per_million_tokens": lambda x: number(x, "$ per M"),
-         "goodput_requests_per_s": lambda x: number(x, "requests/s")}  # fmt: skip
+_SHOW: Mapping[str, Callable[[float], str]] = {
+    "ttft_ms.p50": ms, "tpot_ms.p50": ms, "usd_per_million_tokens": lambda x: number(x, "$ per M"),
+    "goodput_requests_per_s": lambda x: number(x, "requests/s"),
+}  # fmt: skip
 MATTERS = 0.03  # a change whose whole interval lies within this share of nothing is no change
 SMALL = 0.05  # an effect smaller than this (log) brings its share of the error of a change only
 OF_EFFECT = 0.15  # error of an effect as a share of it, whatever else is known …
@@ -153,14 +155,15 @@ def _like(name: str) -> str:
     return f"{head}.{'p90' if stat in ('p99', 'p95') else stat}" if stat else head
 
 
-def doubted(found: Sequence[Claim], checked: Check, changed: bool = True) -> list[Claim]:
+def doubted(found: Sequence[Claim], checked: Check, changed: bool = True, slo: Collection[str] = ()) -> list[Claim]:
     """The claims, those undecided that the loads left out contradict. Where the service is not ``changed`` the claim is
-    the figure itself, which a load that was measured needs no simulator for."""
+    the figure itself, which a load that was measured needs no simulator for. ``slo``: the keys that goodput is made
+    by."""
     out = []
     for c in found:
         sizes = (c.measured, c.after.median if c.after else None)
         told = c.state not in (UNDECIDED, SAME) if changed else c.state != UNDECIDED and c.measured is None
-        why = doubt(checked, c.load, c.metric, sizes) if told else ""
+        why = doubt(checked, c.load, c.metric, sizes, slo) if told else ""
         out.append(replace(c, state=UNDECIDED, why=why) if why else c)
     return out
 
@@ -207,6 +210,8 @@ def headline(what: str, found: Sequence[Claim], refused: str, changed: bool = Tr
     said = said or [f"{c.metric} {_percent(c.change, c.after)}" for c in here[:3]]
     open_ = [NAMES[c.metric] for c in found if c.load == heaviest and c.state == UNDECIDED and c.metric in NAMES]
     rest = f"; undecided: {', '.join(open_)}" if open_ else ""
+    above = {c.load: None for c in found[found.index(sure[-1]) :] if c.load != heaviest and c.state == UNDECIDED}
+    rest += f"; undecided at {', '.join(above)}" if above else ""
     return f"{what}: at {heaviest} {', '.join(said)}{rest}"
 
 
@@ -218,6 +223,6 @@ def _predicted(found: Sequence[Claim]) -> str:
                 open_.append(NAMES[c.metric])
                 continue
             show = _SHOW.get(c.metric, number)
-            said.append(f"{NAMES[c.metric]} {show(c.after.median)} ({show(c.after.low)} … {show(c.after.high)})")
+            said.append(f"{NAMES[c.metric]} {show(c.after.median)} ({number(c.after.low)} … {number(c.after.high)})")
     said += [f"undecided: {', '.join(open_)}"] if open_ else []
     return ", ".join(said) or "no figure could be predicted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from whywait.judge.calibrate_claims import Claim, scaled
 from whywait.sim.deployment import Deployment
@@ -15,7 +16,9 @@ def priced(found: Sequence[Claim], before: Deployment, after: Deployment) -> lis
     it cancels where the machine stays; two machines have two, and all pairs of them are possible."""
     old, new = _range(before), _range(after)
     if old is None or new is None:
-        return list(found)
+        missing = after.machine.name if new is None else before.machine.name
+        why = f"no price of {missing} is known"
+        return [replace(c, why=why) if c.metric == COST and c.change is None else c for c in found]
     one = before.machine.name == after.machine.name
     return [scaled(c, old, new, cancels=one) if c.metric == COST else c for c in found]
 
