@@ -255,8 +255,10 @@ def promised(found: Mapping[str, Any]) -> list[str]:
             shown = (
                 f"{p['shows']} {ms(p['before_ms'])} → {ms(p['after_ms'])} a request at {p['load']}: {said[p['state']]}"
             )
-            if found["refused"]:
-                shown += " in the simulation, which is undecided as said above"
+            if p["state"] == "cut" and not any(
+                c["state"] in ("better", "worse") and c["load"] == p["load"] for c in found["claims"]
+            ):
+                shown += " in the simulation; what it does to the service is undecided, as said above"
         out.append(f"\n{p['technique']} promises to cut: {p['cuts']}. {shown}.")
         out.append(f"  price: {p['price']}" + (f"  [{p['source']}]" if p["source"] else ""))
     if len(found["techniques"]) > 1:
