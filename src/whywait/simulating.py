@@ -30,7 +30,7 @@ from whywait.sim.engines import engine_of
 from whywait.sim.grid import Cell, grid, numbers
 from whywait.sim.jit import COMPILED
 from whywait.sim.loads import Options
-from whywait.sim.result import MODELLED, Point, run_of
+from whywait.sim.result import MODELLED, Point, run_of, unfinished
 from whywait.sim.service import figures_of, run_point
 
 QUANTILES = (0.1, 0.9)  # of an 80 % interval
@@ -172,7 +172,8 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     facts = {"command": list(plan.command), "seed": plan.seed, "workload": plan.workload.as_dict(),
              "doubts": [dict(MODELLED), *_left_out(plan.workload)]}  # fmt: skip
     run = run_of(d, points, _options(plan, "chunks"), facts)
-    return Simulated(plan, app.keep(run, directory), bands, notes(plan, [n for _, n in rows]))
+    said = [f"{doubt['what']}: {doubt['why']}" for doubt in unfinished(points)] + notes(plan, [n for _, n in rows])
+    return Simulated(plan, app.keep(run, directory), bands, said)
 
 
 def _left_out(w: Workload) -> list[dict[str, str]]:
