@@ -32,6 +32,10 @@ def plan_sglang(w: World, eng: Engine) -> None:
             eng.full = 0
     if tokens == 0 and eng.mixed == 0:
         retract(w, eng)
+        if eng.again == 1 and eng.decoding == 0:  # the last decoder gave its blocks to the prompt that was cut
+            eng.full = 0
+            tokens = plan_prompts(w, eng)
+            eng.full = 0
     if eng.decoding > 0 and (tokens == 0 or eng.mixed == 1):
         eng.decodes = 1
     eng.blocked = eng.full
