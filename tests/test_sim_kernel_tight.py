@@ -12,7 +12,7 @@ from whywait.sim.kernel_build import Tables, get, put, world
 from whywait.sim.kernel_state import NOBODY
 from whywait.sim.state import KEEP_SHARE, SGLANG, STATIC, VLLM, Pool, Settings
 
-SCENARIOS = range(50 if COMPILED else 8)
+SCENARIOS = range(50) if COMPILED else range(28, 36)
 PRICE = simple_cost(1.0, 0.1)
 
 

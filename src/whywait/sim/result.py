@@ -86,8 +86,8 @@ def unfinished(points: list[Point]) -> list[dict[str, str]]:
         stuck = int((np.isnan(p.found.last_s) & ~p.found.refused).sum())
         if stuck and math.isinf(p.prepared.settings.limit_s):
             what = f"{stuck:,} of {len(p.found.last_s):,} requests at {p.mode} {p.target:g} never ended"
-            out.append({"what": what, "why": "the simulated scheduler stood still: a defect of whywait; the figures "
-                        "leave these requests out", "next": "do not use the figures, and report the command"})  # fmt: skip
+            why = "the simulated scheduler stood still, a defect of whywait; the figures leave these requests out"
+            out.append({"what": what, "why": why, "next": "do not use the figures, and report the command"})
     return out
 
 

@@ -205,15 +205,18 @@ def window(t: Times) -> tuple[float, float, bool]:
 def _kv_use(p: Prepared, r: Result, t: Times, low: float, high: float) -> float:
     """Share of the KV space held by requests in work: each holds its prompt from its start and half its answer on
     average while it decodes. Of a split pair: of the decode engines, from the start of the hand-over (until then the KV
-    is at the prefill engine). What is preempted counts on while it waits; the space is full then, and no more."""
+    is at the prefill engine). What is preempted counts on while it waits; the space is full then, and no more. What the
+    client gave up holds its KV on: the engine finishes it (see ``times``)."""
     pool, engines = p.pools[-1], p.settings.engines[-1]
     w = p.warmed
-    stop = np.where(np.isnan(t.last), t.end, t.last)
-    begin = t.scheduled
+    stop = np.where(np.isnan(r.last_s[w:]), r.end_s, r.last_s[w:]) - t.shift_s
+    begin = r.scheduled_s[w:] - t.shift_s
     if len(p.pools) > 1:
         s = p.settings
         sent_s = s.handover_latency_s + s.handover_token_s * p.load.prompt[w:]
-        begin = t.first - p.pools[0].reply_s + np.maximum(r.handover_s[w:] - sent_s, 0)  # NaN: not handed over
+        begin = (
+            r.first_s[w:] - t.shift_s - p.pools[0].reply_s + np.maximum(r.handover_s[w:] - sent_s, 0)
+        )  # NaN: not handed over
     held = (p.load.prompt[w:] + p.load.output[w:] / 2) / pool.block
     a, b = np.maximum(begin, low), np.minimum(stop, high)
     area = np.nansum(np.maximum(b - a, 0) * held)
