@@ -29,9 +29,7 @@ class Kernels:
     A fit that stands for another machine, or shapes beside its knots, may beat the machine's data sheet; ``least`` and
     the attention's rates do not. ``sheet``: by how much the sheet itself is moved (faster-memory, a calibration)."""
 
-    def __init__(
-        self, machine: Accelerator, efficiency: Efficiency, fit: Fit, sheet: Efficiency | None = None
-    ) -> None:
+    def __init__(self, machine: Accelerator, efficiency: Efficiency, fit: Fit, sheet: Efficiency | None = None) -> None:
         self.machine = machine
         self.factor = efficiency
         self.fit = fit
@@ -118,7 +116,15 @@ class Kernels:
         token = rooflines.decode_terms(zero, one, shape, rates)[0] * values - base
         e = self.factor
         least = max(op.kv_bytes / rates[0], op.flops * many / self._multiplies(op)) * self.sheet.kv
-        of_token = max(float(token.sum()) * e.kv, least)
+        of_token = float(token.sum()) * e.kv
+        if bytes_of(op.kv_type) <= 1.1 and not self.fit.own("decode", _sizes(op)[0]):
+            # Another family's slow kernel for 8 bits (SGLang's for latents on Hopper) is no reason to read them slower
+            # than 16 bits; a family's own measurement is left alone.
+            wide = self.decode(
+                op._replace(kv_type="bf16", kv_bytes=2 / bytes_of(op.kv_type) * op.kv_bytes), tokens_per_seq
+            )
+            of_token = min(of_token, float(wide[2].sum()))
+        of_token = max(of_token, least)
         return base.sum() * e.step * _unit(HOST), seq.sum() * e.kv * _unit(KV), of_token * _unit(KV)
 
     def _multiplies(self, op: Attention) -> float:
@@ -143,13 +149,7 @@ class Kernels:
         return (base + each[0]).sum() * factor, each[1].sum() * factor, of_pair * _unit(COMPUTE)
 
     def _attention(self, op: str, a: Attention) -> list[float]:
-        kv = "fp8" if bytes_of(a.kv_type) <= 1.1 else "bf16"
-        if a.kind in ("latent", "sparse"):
-            sizes = [f"{kv} latent", "bf16 latent"]
-        else:
-            near = sorted((64, 128, 256), key=lambda s: abs(np.log(s / a.head_size)))
-            sizes = [f"{t} {s}" for t in (kv, "bf16") for s in near]
-        found = self.fit.values(op, sizes)
+        found = self.fit.values(op, _sizes(a))
         return list(found[1]) if found is not None else list(self.fit.plain[op])
 
     def collective(self, op: Collective, tokens: Floats) -> Floats:
@@ -205,6 +205,15 @@ def _unit(resource: int) -> Floats:
     found = np.zeros(5)
     found[resource] = 1.0
     return found
+
+
+def _sizes(a: Attention) -> list[str]:
+    """Whose measurement holds for ``a``, the nearest first."""
+    kv = "fp8" if bytes_of(a.kv_type) <= 1.1 else "bf16"
+    if a.kind in ("latent", "sparse"):
+        return [f"{kv} latent", "bf16 latent"]
+    near = sorted((64, 128, 256), key=lambda s: abs(np.log(s / a.head_size)))
+    return [f"{t} {s}" for t in (kv, "bf16") for s in near]
 
 
 def _product_kind(weights: str, compute: str) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.errors import UsageError
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.fitted import fit_of, host_of, served
@@ -125,8 +126,14 @@ def step_parts(  # noqa: PLR0917
     efficiency: Efficiency,
     tokens_per_seq: int = 1,
 ) -> StepParts:
-    """``step_cost`` before its resources are added up."""
+    """``step_cost`` before its resources are added up.
+
+    Raises:
+        UsageError: the layout cannot be, or the devices' link is not known.
+    """
     ops = operations(arch, precision, layout)
+    if ops.collectives and machine.link_bytes_per_s <= 0:
+        raise UsageError(f"the link between devices of {machine.name} is not known", "give link_gbs in its entry")
     e = served(efficiency)
     kernels = Kernels(machine, e, fit_of(machine, e.family), efficiency)
     host = host_of(e.family)
@@ -204,11 +211,13 @@ def _least(ops: Operations, kernels: Kernels, rows: tuple[Floats, Floats]) -> Fl
 
 
 def _rising(linear: Floats) -> Floats:
-    """``linear`` (5, n) with totals that do not fall when tokens are added: the nearest such table in log time (isotonic
-    regression: neighbours that fall are pooled at their mean; Barlow et al. 1972). Where a fit falls between its knots
-    the high point is as often the wrong one (experts in 4 bits on an L4) as the low one (gpt-oss on an H100), so neither
-    the running maximum nor the running minimum from the end is right; both and this keep two tables in order of which
-    one is nowhere above the other. Resources keep their shares; a table that does not fall is not touched."""
+    """``linear`` (5, n) with totals that do not fall when tokens are added: the nearest such in log time (isotonic
+    regression: neighbours that fall are pooled at their mean; Barlow et al. 1972).
+
+    Where a fit falls between its knots the high point is as often the wrong one (Mixtral in 4 bits on an L4) as the low
+    one (gpt-oss on an H100, where it beats the data sheet), so that a running maximum, or minimum from the end, keeps
+    one of the two errors whole. A table nowhere above another stays so. Resources keep their shares; a table that does
+    not fall is not touched."""
     total = linear.sum(axis=0)
     if (np.diff(total) >= 0).all():
         return linear

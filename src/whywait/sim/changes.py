@@ -131,7 +131,7 @@ def weights(dtype: str, compute: str) -> Change:
 
 
 def _no_wider(d: Deployment, dtype: str, args: Args) -> None:
-    """A narrower type is no saving for weights that are narrower yet (experts published in mxfp4); 16 bits are asked for
+    """A narrow type saves nothing of weights that are narrower yet (experts published in mxfp4); 16 bits are asked for
     to be wide."""
     p = d.precision
     held = (("weights", p.weights), ("experts", expert_type(p) if d.model.experts else p.weights))
