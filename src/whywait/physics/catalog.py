@@ -13,6 +13,7 @@ from typing import Any
 
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
+from whywait.physics.checked import check_model, of_file
 from whywait.physics.tables import load, parse
 
 _FIELDS = {f.name for f in fields(Arch)} - {"name", "source"}
@@ -31,7 +32,9 @@ def find_arch(name: str) -> Arch:
 
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
-        found = list(_entries(load(path)).values())
+        table = load(path)
+        with of_file(path):
+            found = list(_entries(table).values())
         if len(found) != 1:
             raise UsageError(f"{name} describes {len(found)} models", "name one with --model after giving the file")
         return found[0]
@@ -105,15 +108,10 @@ def arch_from(name: str, entry: Mapping[str, Any], meta: Mapping[str, Any]) -> A
     """From an entry with the keys of ``models.toml``.
 
     Raises:
-        UsageError: an unknown key, or a figure is missing.
+        UsageError: a figure is missing or cannot be, or a key is unknown.
     """
     source = str(entry.get("source", "given by the user"))
     where = str(meta.get(source, source)).replace("{name}", name)
     date = f", read {meta['read']}" if "read" in meta else ""
-    unknown = set(entry) - _FIELDS - {"also", "source"}
-    if unknown:
-        raise UsageError(f"model {name!r}: unknown keys {', '.join(sorted(unknown))}", "keys as in physics/arch.py")
-    try:
-        return Arch(name=name, source=where + date, **{k: v for k, v in entry.items() if k in _FIELDS})
-    except TypeError as exc:
-        raise UsageError(f"model {name!r} lacks a figure: {exc}") from exc
+    check_model(name, entry)
+    return Arch(name=name, source=where + date, **{k: v for k, v in entry.items() if k in _FIELDS})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait.errors import UsageError
+from whywait.physics.checked import check_machine, of_file
 from whywait.physics.cost import Machine
 from whywait.physics.tables import load, parse
 
@@ -62,27 +63,26 @@ def accelerator_of(name: str, entry: Mapping[str, Any]) -> Accelerator:
     """From an entry with the keys of ``machines.toml``.
 
     Raises:
-        UsageError: a figure is missing or no number.
+        UsageError: a figure is missing or cannot be, or a key is unknown.
     """
+    check_machine(name, entry)
+    return _accelerator(name, entry)
 
+
+def _accelerator(name: str, entry: Mapping[str, Any]) -> Accelerator:
     def scaled(key: str, unit: float) -> float | None:
         return float(entry[key]) * unit if key in entry else None
 
-    try:
-        price = entry.get("price_usd_h")
-        return Accelerator(
-            name, tuple(entry.get("words", ())), float(entry["read_tbs"]) * TB,
-            {k: float(v) * TF for k, v in entry["flops_tf"].items()}, float(entry.get("link_gbs", 0)) * GB,
-            str(entry.get("source", "given by the user")), tuple(entry.get("unless", ())), str(entry.get("note", "")),
-            float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB),
-            scaled("host_gbs", GB), scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None,
-            str(entry.get("fit", "")), float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
-            str(entry.get("link", "")),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise UsageError(
-            f"machine {name!r}: {exc} is missing or no number", "keys as in physics/machines.toml"
-        ) from exc
+    price = entry.get("price_usd_h")
+    return Accelerator(
+        name, tuple(entry.get("words", ())), float(entry["read_tbs"]) * TB,
+        {k: float(v) * TF for k, v in entry["flops_tf"].items()}, float(entry.get("link_gbs", 0)) * GB,
+        str(entry.get("source", "given by the user")), tuple(entry.get("unless", ())), str(entry.get("note", "")),
+        float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB),
+        scaled("host_gbs", GB), scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None,
+        str(entry.get("fit", "")), float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
+        str(entry.get("link", "")),
+    )  # fmt: skip
 
 
 @cache
@@ -92,7 +92,7 @@ def _shipped() -> Mapping[str, Any]:
 
 SOURCES: Mapping[str, str] = _shipped()["meta"]["sources"]
 #: All machines; ``ACCELERATORS`` are those that a device's own name can mean or a data sheet describes.
-MACHINES: tuple[Accelerator, ...] = tuple(accelerator_of(n, e) for n, e in _shipped().items() if n != "meta")
+MACHINES: tuple[Accelerator, ...] = tuple(_accelerator(n, e) for n, e in _shipped().items() if n != "meta")
 ACCELERATORS: tuple[Accelerator, ...] = tuple(a for a in MACHINES if a.words)
 
 
@@ -119,7 +119,9 @@ def machine(name: str) -> Accelerator:
         UsageError: none of these; names the nearest.
     """
     if name.endswith(".toml") and Path(name).is_file():
-        entries = [accelerator_of(n, e) for n, e in load(Path(name)).items() if n != "meta" and isinstance(e, Mapping)]
+        table = load(Path(name))
+        with of_file(name):
+            entries = [accelerator_of(n, e) for n, e in table.items() if n != "meta" and isinstance(e, Mapping)]
         if len(entries) != 1:
             raise UsageError(f"{name} describes {len(entries)} machines", "one entry per file")
         return entries[0]

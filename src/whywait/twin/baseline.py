@@ -109,7 +109,7 @@ def _given(text: str) -> tuple[dict[str, str], str]:
 
 
 def _whole(keys: Mapping[str, str], name: str) -> int:
-    if not keys[name].isdigit() or int(keys[name]) < 1:
+    if not (keys[name].isascii() and keys[name].isdigit() and len(keys[name]) < 10) or int(keys[name]) < 1:
         raise UsageError(f"--baseline: {name}={keys[name]} is not a whole number of at least 1")
     return int(keys[name])
 
