@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from whywait.physics.step import StepCost
 from whywait.sim import kernel
 from whywait.sim.state import SGLANG, TRTLLM, VLLM, Load, Pool, Result, Settings
