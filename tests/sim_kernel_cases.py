@@ -141,3 +141,30 @@ def scenario(seed: int, policy: int) -> Scenario:
 
 
 POLICIES = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM, "llama.cpp": LLAMA_CPP, "static": STATIC}
+
+
+def tight(seed: int, policy: int, split: bool) -> Scenario:
+    """The same with hardly more KV than the longest request needs, split into prefill and decode engines or not."""
+    rng = np.random.default_rng([seed, policy, int(split)])
+    pool = random_pool(rng, policy)
+    load = random_load(rng, int(rng.integers(20, 80)), pool.block, pool.prefix_cache, bool(rng.random() < 0.4))
+    most = int((load.prompt + load.output).max()) + pool.drafts
+    seqs, least = int(rng.choice([2, 8, 64])), -(-most // pool.block)
+    budget = max(pool.token_budget, 4 * seqs, 0 if pool.chunked else most)
+    reserve = int(rng.choice([KEEP_NONE, KEEP_FULL])) if policy == STATIC else pool.reserve
+    pool = pool._replace(max_seqs=seqs, token_budget=budget, reserve=reserve, ahead=bool(rng.random() < 0.3))
+    pools = [pool._replace(blocks=int(least * rng.choice(room)) + int(rng.integers(0, 3)))
+             for room in ([1, 1.3, 2, 3], [1, 1.3, 2])[: 1 + split]]  # fmt: skip
+    settings = Settings(
+        concurrency=int(rng.choice([0, 0, 8, 40])),
+        seed=seed,
+        steps=-1,
+        macro=bool(rng.random() < 0.7),
+        limit_s=1e5,
+        routing=int(rng.integers(0, 3)),
+        engines=(int(rng.choice([1, 1, 3])), int(rng.choice([1, 2])))[: 1 + split],
+        handover_token_s=float(rng.choice([1e-5, 1e-3])),
+        handover_latency_s=0.001,
+        handover_in_flight=int(rng.choice([0, 0, 3])),
+    )
+    return load, pools, [cost()] * len(pools), settings

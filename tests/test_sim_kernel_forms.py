@@ -18,17 +18,18 @@ from whywait.sim.state import Pool, Settings
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import hashlib
-from tests.sim_kernel_cases import POLICIES, scenario
+from tests.sim_kernel_cases import POLICIES, scenario, tight
 from whywait.sim.jit import COMPILED
 from whywait.sim.kernel import run
 print(COMPILED)
 for policy in POLICIES.values():
     for seed in range(20, 26):
-        result = run(*scenario(seed, policy))
-        digest = hashlib.sha256()
-        for column in (*result[:11], *result.steps):
-            digest.update(column.tobytes())
-        print(policy, seed, digest.hexdigest(), result.drafted, result.accepted, result.end_s.hex())
+        for case in (scenario(seed, policy), tight(seed, policy, policy != POLICIES["static"])):
+            result = run(*case)
+            digest = hashlib.sha256()
+            for column in (*result[:11], *result.steps):
+                digest.update(column.tobytes())
+            print(policy, seed, digest.hexdigest(), result.drafted, result.accepted, result.end_s.hex())
 """
 
 
@@ -42,7 +43,7 @@ def test_compiled_and_plain_give_the_same_bits():
     pytest.importorskip("numba", reason="the compiled form needs the extra 'sim'")
     compiled, plain = digests("compiled"), digests("python")
     assert (compiled[0], plain[0]) == ("True", "False")
-    assert len(plain) == 31
+    assert len(plain) == 61
     assert compiled[1:] == plain[1:]
 
 

@@ -29,7 +29,7 @@ from whywait.sim import result
 from whywait.sim.catalog import machine_named, model_named
 from whywait.sim.deployment import Deployment, Speculation
 from whywait.sim.engines import engine_of
-from whywait.sim.loads import Options
+from whywait.sim.loads import Options, cost_of
 from whywait.sim.service import figures, run_point
 
 ENGINE: Final = "simulated"
@@ -45,6 +45,7 @@ SERVICES: Final = (
     ("b200", "llama-3.1-70b", 2, "fp8", "sglang"),
     ("mi300x", "llama-3.1-70b", 2, "bf16", "vllm"),
 )
+MOSTLY: Final = 0.6  # of a step, from which it is bound by that part
 WORK: Final = ("weight-read-bound decode", "KV-read-bound decode", "compute-bound decode")
 BESIDE: Final = ("want of load", *WORK, "compute-bound prefill")
 
@@ -89,6 +90,14 @@ def alone_s(d: Deployment, w: Workload) -> float:
     return float(np.median(figures(d, schedule, "concurrency", 1)["e2e_s"]))
 
 
+def kv_share(d: Deployment, sequences: int, context: int) -> float:
+    """The part of KV reads in a decode step, by the step times that the simulator goes by."""
+    cost, read = cost_of(d), sequences * context
+    linear = float(np.interp(sequences, cost.grid, cost.linear_s))
+    kv = cost.kv_s * read
+    return kv / (cost.step_s + linear + cost.seq_s * sequences + kv)
+
+
 Made = tuple[str, tuple[str, ...], tuple[str, ...], Deployment, Workload, tuple[Point, ...]]
 
 
@@ -130,8 +139,11 @@ def _work(at: int, rng: np.random.Generator) -> Iterator[Made]:
     yield ("prefill", ("compute-bound prefill",), BESIDE, service(at, token_budget=16384), chat(long, 2),
            _closed(4))  # fmt: skip
     yield ("weights", ("weight-read-bound decode", "want of load"), (), service(at), chat(100, 250), _closed(8))
-    deep = chat(int(rng.integers(12000, 20000)), 250, shared=0.99, groups=1, cache="warm")
-    yield ("deep-context", ("KV-read-bound decode",), WORK, service(at, token_budget=32768), deep, _closed(32))
+    long = int(rng.integers(12000, 20000))
+    n = next((n for n in (16, 32, 64, 128) if kv_share(service(at), n, long) >= MOSTLY), 256)
+    # The engine is full, so that it is not short of load as well.
+    yield ("deep-context", ("KV-read-bound decode",), WORK, service(at, token_budget=32768, max_seqs=n),
+           chat(long, 250, shared=0.99, groups=1, cache="warm"), _closed(n))  # fmt: skip
     wide = replace(service(at, max_seqs=2048, token_budget=16384))
     yield ("wide", ("compute-bound decode",), WORK, wide, chat(24, 150), _closed(1024, 20))
     easy = service(at)

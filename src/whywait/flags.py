@@ -254,7 +254,7 @@ def _kept(p: argparse.ArgumentParser) -> None:
 
 
 def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit() and len(text) < 19) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
@@ -266,6 +266,16 @@ def rate(text: str) -> float:
         value = 0.0
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a rate in requests per second")
+    return value
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and at most 1")
     return value
 
 

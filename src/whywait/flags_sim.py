@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whywait.flags import asked, points, positive, positives, rate, rates
+from whywait.flags import asked, points, positive, positives, rate, rates, share
 
 
 def simulate(p: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def _deployment(p: argparse.ArgumentParser) -> None:
         "--max-seqs", type=positive, metavar="N", help="sequences at once per engine (default: the engine's)"
     )
     g.add_argument("--token-budget", type=positive, metavar="N", help="tokens of a step (default: the engine's)")
-    g.add_argument("--memory-share", type=rate, metavar="F", help="of device memory, for weights and KV (0.9)")
+    g.add_argument("--memory-share", type=share, metavar="F", help="of device memory, for weights and KV (0.9)")
     g.add_argument(
         "--kv-blocks", type=positive, metavar="N", help="KV blocks, as the engine's log says (else computed)"
     )
@@ -84,7 +84,7 @@ def serve_sim(p: argparse.ArgumentParser) -> None:
 
 
 def catalog(p: argparse.ArgumentParser) -> None:
-    p.add_argument("what", nargs="?", choices=["machines", "models", "techniques", "engines"], help="default: all")
+    p.add_argument("what", nargs="?", metavar="KIND", help="machines, models, techniques or engines (default: all)")
     p.add_argument("name", nargs="?", metavar="NAME", help="one of them in full, with its source")
     p.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own; they go first")
     p.add_argument("--json", action="store_true", help="JSON on stdout")

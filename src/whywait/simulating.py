@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ from whywait.load.recipe import Load, schedule_of
 from whywait.options import new_directory
 from whywait.physics import machines
 from whywait.physics.arch import Arch
+from whywait.physics.catalog import weights_said
 from whywait.physics.dtypes import known, rate_name
 from whywait.physics.layout import Precision
+from whywait.physics.step import StepWork, seconds
 from whywait.sim import techniques
-from whywait.sim.capacity import check_layout, smallest_tp
+from whywait.sim.capacity import check_layout, smallest_tp, wider_for
 from whywait.sim.catalog import machine_named, model_named
 from whywait.sim.changes import as_published
 from whywait.sim.deployment import Deployment
@@ -29,17 +32,21 @@ from whywait.sim.draws import basis, prior_draws
 from whywait.sim.engines import engine_of
 from whywait.sim.grid import Cell, grid, numbers
 from whywait.sim.jit import COMPILED
-from whywait.sim.loads import Options
-from whywait.sim.result import MODELLED, Point, run_of
-from whywait.sim.service import figures_of, run_point
+from whywait.sim.loads import Options, cost_of
+from whywait.sim.result import MODELLED, Point, describe, run_of
+from whywait.sim.service import figures_of, run_point, window
 
 QUANTILES = (0.1, 0.9)  # of an 80 % interval
+FEW = 10  # draws below which an 80 % interval is hardly one
 DRAWS, LEAST_DRAWS, PLAIN_DRAWS = 60, 16, 16
 HEAVY = 200_000  # requests simulated in all draws of a point beyond which there are fewer draws
+RATE_S, DOUBLED, MOST = 60.0, 2, 100_000  # s of load at a rate; how often it is made twice as long; requests at most
 ENOUGH = 400  # requests of a point where nobody says how many: they bound a p99
 SEEDS = 8
+SAME = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "goodput_share")  # of a point's summary
 #: Median absolute error of TPOT and TTFT (mean of a load) by engine, prior only, on about 110 loads of 60
 #: configurations of the public record (closed loops on H100, H200, B200, B300), each engine at its default limits.
+COMPARED = ("H100 SXM", "H200 SXM", "B200", "B300")  # the machines of those
 KNOWN_ERROR = {"vllm": (0.08, 0.39), "sglang": (0.08, 0.71), "trtllm": (0.21, 0.70)}
 
 
@@ -56,6 +63,7 @@ class Plan:
     jobs: int = 0
     out: str | None = None
     command: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # on how the deployment was chosen
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,16 @@ def deployment_of(
     Raises:
         UsageError: an unknown name, or a layout that does not go with model, machine or count.
     """
-    device, arch = machine_named(machine), model_named(model)
+    device, arch = machine_named(machine), by_its_name(model_named(model), model)
     d = Deployment(device, arch, precision_of(arch, device, precision), engine=engine_of(engine, device))
-    for technique, _ in techniques.parse(layout):
-        if technique.name not in techniques.LAYOUT:
+    named = [part.partition("=")[0].strip() for part in layout.split(",") if part.strip()]
+    for i, name in enumerate(named):
+        if name not in techniques.LAYOUT:
             raise UsageError(
-                f"{technique.name} is no part of a layout", f"use {', '.join(techniques.LAYOUT)}; others with --apply"
+                f"{name} is no part of a layout", f"use {', '.join(techniques.LAYOUT)}; others with --apply"
             )
+        if name in named[:i]:
+            raise UsageError(f"the layout says {name} twice", "say it once")
     d = dataclasses.replace(techniques.apply(layout, d), applied=())
     if count is None:
         return d
@@ -106,6 +117,45 @@ def deployment_of(
                          f"--count {d.devices}, or another layout")  # fmt: skip
     check_layout(d, d.layout)
     return d
+
+
+def laid_out(d: Deployment, workload: Workload, loads: Sequence[Load]) -> tuple[Deployment, str]:
+    """``d``, whose devices are many and whose layout nobody said, with the least tp that has KV space for the load; and
+    why, in words."""
+    sample, _ = schedule_of(Load("concurrency", 1, 400), workload, 0, 0)
+    prompt, answer = float(sample.prompt_tokens.mean()), float(sample.output_tokens.mean())
+    wider, room, need = wider_for(
+        d, lambda one: max(in_work(one, x, prompt, answer) for x in loads) * (prompt + answer)
+    )
+    how = f"tp={wider.layout.tp}" + (f", replicas={wider.replicas}" if wider.replicas > 1 else "")
+    why = f"holds {room:,.0f} tokens of KV, and the load keeps about {need:,.0f} in work"
+    least = "the least tp that " if room >= need else "no tp has room for the load: this one "
+    return wider, f"layout {how}: {least}{why}; another with --layout"
+
+
+def in_work(d: Deployment, load: Load, prompt: float, answer: float) -> float:
+    """Requests at once in all of ``d``: of a closed loop its target; of a rate, by Little's law, as many as arrive
+    while one decodes, with steps as long as so many make them. As many as the engines have places for at most."""
+    places = float(d.engine.max_seqs * d.replicas)
+    if load.mode == "concurrency":
+        return min(load.target, places)
+    cost, rate, n = cost_of(d), load.target / d.replicas, 1.0
+    for _ in range(50):
+        row = (n, n, n * (prompt + answer / 2), n * (prompt + answer / 2), 0.0, 0.0, 0.0)
+        step = float(seconds(cost, StepWork(*(np.array([x]) for x in row)))[0])
+        n = min(max(1.0, rate * answer * step), float(d.engine.max_seqs))
+    return n * d.replicas
+
+
+def by_its_name(arch: Arch, name: str) -> Arch:
+    """``arch`` with the weights that the name asked for says it is published in (``qwen3-32b-fp8``); said in its
+    source."""
+    said = weights_said(name)
+    own = Path(name).exists() or arch.source.startswith("given by the user")
+    if not said or own or (arch.native_experts or arch.native).startswith(said):
+        return arch
+    source = f"{arch.source}; weights in {said}, as the name {name!r} says"
+    return dataclasses.replace(arch, native=said, native_experts="", source=source)
 
 
 def precision_of(arch: Arch, device: machines.Accelerator, name: str | None) -> Precision:
@@ -127,20 +177,9 @@ def precision_of(arch: Arch, device: machines.Accelerator, name: str | None) -> 
             raise UsageError(f"--precision: {unknown[0] if unknown else dtype!r} is not known",
                              "such as bf16, fp8, int4, fp4; or weights=fp8,kv=fp8,experts=mxfp4")  # fmt: skip
     narrow = {"fp8": "fp8", "fp4": "fp4", "nvfp4": "fp4"}.get(found.weights)
-    if narrow and "compute" not in parts and plain and compute != narrow:
+    if narrow and "compute" not in parts and (plain or "weights" in parts) and compute != narrow:
         found = dataclasses.replace(found, compute=narrow)  # asked for: capacity refuses it with what there is
     return as_published(arch, found)
-
-
-def describe(d: Deployment) -> str:
-    """In a line: model, precision, devices, layout, engine."""
-    p, at = d.precision, d.layout
-    types = p.weights + (f", KV {p.kv}" if p.kv != "bf16" else "") + (f", experts {p.experts}" if p.experts else "")
-    ways = [f"{k}={getattr(at, k)}" for k in ("tp", "pp", "dp", "ep") if getattr(at, k) > 1]
-    ways += [f"pd={d.split.prefill}:{d.split.decode}"] if d.split else []
-    ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
-    where = f"{d.devices} × {d.machine.name}" + (f" ({', '.join(ways)})" if ways else "")
-    return f"{d.model.name} ({types}) on {where}, {d.engine.policy}"
 
 
 def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Simulated:
@@ -156,11 +195,10 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     cells: list[Cell] = []
     schedules: list[Schedule] = []
     for number, load in enumerate(plan.loads):
+        load, point, o = _central(plan, load, number)
         made = [_schedule(plan, load, number, k) for k in range(SEEDS)]
-        o = dataclasses.replace(_options(plan, "chunks"), send_s=made[0][1])
         mode, target = load.mode, load.target
-        prepared, found, times = run_point(d, made[0][0], mode, target, plan.seed, options=o)
-        points.append(Point(mode, target, prepared, found, times, load.label))
+        points.append(point)
         draws, sampled = _draws(plan, made[0][0]), dataclasses.replace(o, keep="sample")
         rows.append((len(cells), draws))
         for k, efficiency in enumerate(prior_draws(d, draws, plan.seed)):
@@ -168,11 +206,13 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
             cells.append(Cell(drawn, len(schedules) + k % SEEDS, mode, target, plan.seed + k, sampled))
         schedules += [s for s, _ in made]
     got = grid(cells, schedules, plan.jobs, progress)
-    bands = [_point(p, got[at : at + n], plan) for p, (at, n) in zip(points, rows, strict=True)]
     facts = {"command": list(plan.command), "seed": plan.seed, "workload": plan.workload.as_dict(),
-             "doubts": [dict(MODELLED), *_left_out(plan.workload)]}  # fmt: skip
-    run = run_of(d, points, _options(plan, "chunks"), facts)
-    return Simulated(plan, app.keep(run, directory), bands, notes(plan, [n for _, n in rows]))
+             "doubts": [dict(MODELLED), *_left_out(plan.workload), *_in_step(plan)]}  # fmt: skip
+    kept = app.keep(run_of(d, points, _options(plan, "chunks"), facts), directory)
+    bands = [_point(p, got[at : at + n], plan, told)
+             for p, (at, n), told in zip(points, rows, kept.summary["points"], strict=True)]  # fmt: skip
+    plan = dataclasses.replace(plan, remarks=(*plan.remarks, *_given_up(plan, kept.summary["points"])))
+    return Simulated(plan, kept, bands, notes(plan, [n for _, n in rows], bands))
 
 
 def _left_out(w: Workload) -> list[dict[str, str]]:
@@ -185,15 +225,34 @@ def _left_out(w: Workload) -> list[dict[str, str]]:
     ]
 
 
+def _central(plan: Plan, load: Load, number: int) -> tuple[Load, Point, Options]:
+    """The point that is kept, and its load as it was bounded: a rate of which nobody says how long is made longer until
+    it has a steady window. One beyond capacity may have none however long it is."""
+    bounded = _bounded(plan, load)
+    for again in range(DOUBLED, -1, -1):
+        schedule, send_s = _schedule(plan, bounded, number, 0)
+        o = dataclasses.replace(_options(plan, "chunks"), send_s=send_s)
+        found = run_point(plan.deployment, schedule, load.mode, load.target, plan.seed, options=o)
+        longer = bounded is not load and load.mode == "rate" and not window(found[2])[2]
+        if not again or not longer or 2 * len(schedule) > MOST:
+            break
+        bounded = dataclasses.replace(bounded, requests=2 * len(schedule))
+    return bounded, Point(load.mode, load.target, *found, load.label), o
+
+
+def _bounded(plan: Plan, load: Load) -> Load:
+    """Where nobody says how many requests, more than a live service would be sent: they cost nothing here."""
+    own = plan.workload.stages or plan.workload.trace or plan.workload.fitted
+    if load.requests is not None or load.duration_s is not None or (own and load.mode != "concurrency"):
+        return load
+    by_load = 10 * load.target if load.mode == "concurrency" else RATE_S * load.target
+    enough = max(ENOUGH, round(by_load)) if load.mode == "concurrency" else max(ENOUGH, min(MOST, round(by_load)))
+    return dataclasses.replace(load, requests=enough)
+
+
 def _schedule(plan: Plan, load: Load, number: int, k: int) -> tuple[Schedule, float | None]:
-    """The requests of a point by the ``k``-th seed. Where nobody says how many, more than a live service would be sent:
-    they cost nothing here."""
-    if load.requests is None and load.duration_s is None:
-        enough = max(ENOUGH, round(load.target) * 10) if load.mode == "concurrency" else ENOUGH
-        if load.mode == "concurrency" or not (plan.workload.stages or plan.workload.trace or plan.workload.fitted):
-            load = dataclasses.replace(load, requests=enough)
-    workload = dataclasses.replace(plan.workload, seed=plan.workload.seed + k)
-    return schedule_of(load, workload, 0, number)
+    """The requests of a point by the ``k``-th seed."""
+    return schedule_of(load, dataclasses.replace(plan.workload, seed=plan.workload.seed + k), 0, number)
 
 
 def _draws(plan: Plan, schedule: Schedule) -> int:
@@ -210,21 +269,69 @@ def _options(plan: Plan, keep: str) -> Options:
     return Options(keep, w.timeout_s, warm=w.cache == "warm", slo=plan.slo, slo_of_classes=slo)
 
 
-def _point(p: Point, drawn: Sequence[dict[str, float | None]], plan: Plan) -> dict[str, Any]:
-    """Each figure of the central run, with the 10th and 90th percentile of the draws."""
+def _given_up(plan: Plan, points: Sequence[dict[str, Any]]) -> list[str]:
+    """Requests that ran into the client's timeout, in words: they count in no latency."""
+    lost = [(p["target"], p["counts"].get("timeout", 0), sum(p["counts"].values())) for p in points]
+    return [f"at {target:g}, {n:,} of {of:,} requests were given up after {plan.workload.timeout_s:g} s: --timeout"
+            for target, n, of in lost if n]  # fmt: skip
+
+
+def _in_step(plan: Plan) -> list[dict[str, str]]:
+    """Requests all alike keep step with each other in a closed loop: a doubt of its own."""
+    w = plan.workload
+    alike = all(x.kind == "fixed" for c in w.classes for x in (c.prompt_tokens, c.output_tokens)) and len(w.classes) < 2
+    closed = any(load.mode == "concurrency" and load.target > 1 for load in plan.loads)
+    if not alike or not closed or w.trace or w.fitted:
+        return []
+    return [{"what": "all requests are of the same length, so they begin and end together",
+             "why": "simulated ones keep step: TTFT has p50 = p99 and goodput is all or nothing",
+             "next": "--prompt-tokens 'lognormal(1000,0.6)' --output-tokens 'lognormal(200,0.5)'"}]  # fmt: skip
+
+
+def load_in_words(plan: Plan, sizes: Sequence[int]) -> str:
+    """What is asked of the service; ``sizes``: requests of each point."""
+    w = plan.workload
+    many = f"{min(sizes):,}–{max(sizes):,}" if min(sizes) != max(sizes) else f"{sizes[0]:,}"
+    if w.trace or w.fitted:
+        what = f"the requests of {w.trace or 'a fitted workload'}"
+    else:
+        what = "; ".join(
+            (f"{c.name}: " if len(w.classes) > 1 else "") + f"prompts of {c.prompt_tokens} tokens, answers of "
+            f"{c.output_tokens}" for c in w.classes
+        )  # fmt: skip
+    modes = {x.mode for x in plan.loads}
+    how = "closed loop" if modes == {"concurrency"} else "open loop" if modes == {"rate"} else "its own arrivals"
+    return f"load: {how}, {what}; {many} requests a point"
+
+
+def _shown(told: dict[str, Any], name: str) -> float | None:
+    """A figure of ``_point`` as the analysis has it; None where it has none or withholds it."""
+    base, _, q = name.rpartition("_")
+    found = told[base].get(q) if base in ("ttft_ms", "tpot_ms", "e2e_ms") else told.get(name) if name in SAME else None
+    return float(found) if isinstance(found, (int, float)) else None
+
+
+def _point(p: Point, drawn: Sequence[dict[str, float | None]], plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
+    """Each figure of the central run, with the 10th and 90th percentile of the draws. ``told``: the point's summary;
+    where it has the figure, its value is taken, so that ``show`` says the same, and the draws, which are reckoned from
+    means, go in proportion."""
     schedule, o = p.prepared.schedule, _options(plan, "steps")
     central = numbers(figures_of(p.prepared, p.found, p.times, plan.deployment), schedule, o)
     out: dict[str, Any] = {}
     for name, value in central.items():
         seen = np.array([r[name] for r in drawn if r[name] is not None], dtype=float)
         low, high = np.quantile(seen, QUANTILES) if len(seen) else (math.nan, math.nan)
-        band = None if value is None or not len(seen) else (min(float(low), value), max(float(high), value))
+        shown = _shown(told, name)
+        if shown is not None and value:
+            low, high, value = low * shown / value, high * shown / value, shown
+        band = None if value is None or len(seen) < 2 else (min(float(low), value), max(float(high), value))
         out[name] = {"value": value, "low": band and band[0], "high": band and band[1]}
     for name, figure in cost_figures(plan.deployment, out).items():
         out[name] = figure
     c = p.prepared.capacities[-1]
     return {"mode": p.mode, "target": p.target, "label": p.label, "requests": len(schedule), "figures": out,
-            "kv_tokens": c.tokens * p.prepared.settings.engines[-1], "fits": c.concurrency}  # fmt: skip
+            "kv_tokens": c.tokens * p.prepared.settings.engines[-1], "fits": c.concurrency,
+            "engines": p.prepared.settings.engines[-1]}  # fmt: skip
 
 
 def cost_figures(d: Deployment, figures: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +349,8 @@ def cost_figures(d: Deployment, figures: dict[str, Any]) -> dict[str, Any]:
 def known_error(d: Deployment) -> str:
     """How wrong such predictions were where the truth is known, in words."""
     found = KNOWN_ERROR.get(d.engine.policy)
+    if d.machine.name not in COMPARED:
+        return f"known error: none, no measured service was compared on this machine ({d.machine.name})"
     if found is None:
         return f"known error: none, no measured service of {d.engine.policy} was compared"
     tpot, ttft = found
@@ -249,7 +358,7 @@ def known_error(d: Deployment) -> str:
             "in the median; often too short a TTFT (docs/simulator.md)")  # fmt: skip
 
 
-def notes(plan: Plan, draws: Sequence[int]) -> list[str]:
+def notes(plan: Plan, draws: Sequence[int], points: Sequence[dict[str, Any]]) -> list[str]:
     """What the figures rest on: how they were made, their known error, and where every number comes from."""
     d = plan.deployment
     many = f"{min(draws)}–{max(draws)}" if min(draws) != max(draws) else str(draws[0])
@@ -258,9 +367,14 @@ def notes(plan: Plan, draws: Sequence[int]) -> list[str]:
         if d.machine.price_usd_h
         else ""
     )
+    kv, engines = points[-1]["kv_tokens"], points[-1]["engines"]
     out = [
+        load_in_words(plan, [p["requests"] for p in points]),
+        *plan.remarks,
+        f"KV space: {kv:,} tokens" + (f" in {engines} engines" if engines > 1 else ""),
         "modelled, prior only: no run of this service was used",
-        f"intervals: 80 %, from {many} draws of the fitted coefficients, each with its own seed of the load",
+        f"intervals: 80 %, from {many} draws of the fitted coefficients, each with its own seed of the load"
+        + (f"; {FEW} or more make a steady one" if min(draws) < FEW else ""),
         known_error(d),
         f"coefficients: {basis(d)}",
         f"model: {d.model.name}, {d.model.source}",

@@ -21,7 +21,7 @@ from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge.calibrate import Calibration, Knobs, family
 from whywait.judge.calibrate_check import BOUND, Check, Miss, check, helps
-from whywait.judge.calibrate_claims import Claim, Pairs, claims, headline
+from whywait.judge.calibrate_claims import Claim, Pairs, claims, doubted, headline
 from whywait.judge.calibrate_fit import calibrate
 from whywait.physics.arch import arch_of
 from whywait.sim import techniques
@@ -30,14 +30,15 @@ from whywait.sim.loads import prepare
 from whywait.twin.asked import Asked, asked, drawn, longer
 from whywait.twin.baseline import Baseline, Fact, as_rows, baseline_of
 from whywait.twin.budget import fitted_budget
+from whywait.twin.limits import possible
 from whywait.twin.model import Twin, measured_figures, points_of, prior_of, unsure
+from whywait.twin.price import priced, prices
 from whywait.twin.waits import Promise, Waiting, promises, waiting
 
 SEEDS = 24  # draws of what is not known, where nobody says how many; always by the size of the load, not by the clock
 LEAST_SEEDS = 8
 HEAVY = 60_000  # requests simulated for the comparison, of all loads and draws
 SLOW_S = 2.0  # a first simulation that takes longer was compiling
-LAYOUT = techniques.LAYOUT
 CHANCE_SD = 0.4  # log-sd of the exponent on acceptance of drafts that nobody has measured on this service
 
 
@@ -61,6 +62,11 @@ class Ask:
         """Everything that changes, in the words of ``--apply``."""
         parts = [f"machine={self.machine}" if self.machine else "", self.layout or "", self.apply]
         return ",".join(p for p in parts if p)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the service is another, and not only the load."""
+        return bool(self.changes or self.model)
 
     @property
     def words(self) -> str:
@@ -91,18 +97,21 @@ class WhatIf:
     notes: tuple[str, ...]
     draws: int
     took_s: float
+    made_by: str = "measured"  # of the run: "simulated" makes the check circular
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "run": self.run, "what_if": self.ask.words, "headline": self.headline, "refused": self.refused or None,
+            "run": self.run, "made_by": self.made_by, "changed": self.ask.changed, "what_if": self.ask.words,
+            "headline": self.headline, "refused": self.refused or None,
             "advice": self.advice or None, "baseline": as_rows(self.facts), "before": self.before, "after": self.after,
             "calibration": {
                 "kind": self.calibration.kind, "points": [p.name for p in self.calibration.points],
                 "parameters": [{**dataclasses.asdict(p), "moved": p.moved} for p in self.calibration.parameters()],
                 "discrepancy": dict(self.calibration.discrepancy),
             },
-            "check": {"bound": dict(self.check.bound), "passes": self.check.passes, "covered": self.check.covered,
+            "check": {"bound": dict(self.check.bound), "passes": self.check.passes,
+                      "circular": self.made_by == "simulated", "covered": self.check.covered,
                       "errors": [_miss(m) for m in self.check.misses]},
             "claims": [c.as_dict() for c in self.claims], "techniques": [p.as_dict() for p in self.promises],
             "waits": [w.as_dict() for w in self.waits], "notes": list(self.notes), "draws": self.draws,
@@ -162,18 +171,25 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     compared = _Compared(twin, dataclasses.replace(twin, deployment=after), found, base.cpu)
     draws = ask.seeds or _draws(loads)
     said: list[Claim] = []
+    spoilt = bool(refused)
     for a, o in zip(loads, _measured(loads, seen), strict=True):
         figures = measured_figures(run, o, slo, twin.deployment) if o is not None else {}
         pairs = compared.pairs(a, o, draws, run)
-        said += claims(found, pairs, figures, refused, changed=after != twin.deployment)
+        told = claims(found, pairs, figures, refused, changed=after != twin.deployment)
+        told = priced(told, twin.deployment, after)
+        sure = doubted(told, checked, ask.changed, slo)
+        spoilt |= sure != told
+        said += sure
     waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]
-    notes = _notes(base, loads, compared)
+    notes = [*_notes(base, loads, compared), *_terms(twin.deployment, after)]
     if compiling > SLOW_S:
         notes.append(f"{compiling:.0f} s more to compile the simulator, which the next what-if will not need")
     return WhatIf(
-        name, ask, headline(ask.words, said, refused), refused, helps(found, checked) if refused else "", facts,
+        name, ask, headline(ask.words, said, refused, ask.changed), refused,
+        helps(found, checked) if spoilt else "", facts,
         describe(twin.deployment), describe(after), found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
+        run.manifest.made_by,
     )  # fmt: skip
 
 
@@ -183,10 +199,7 @@ def changed(d: Deployment, ask: Ask) -> Deployment:
     Raises:
         UsageError: an unknown technique, machine or model, or one that does not go with this deployment.
     """
-    for technique, _ in techniques.parse(ask.layout or ""):
-        if technique.name not in LAYOUT:
-            raise UsageError(f"{technique.name} is no part of a layout", f"--layout takes {', '.join(LAYOUT)}; "
-                             "others go with --apply")  # fmt: skip
+    possible(d, ask.changes, ask.layout, ask.machine, ask.model)
     if ask.model:
         arch = arch_of(ask.model)
         types = dataclasses.replace(d.precision, weights=arch.native, experts=arch.native_experts or None)
@@ -311,6 +324,14 @@ def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[
         out.append(f"measured but not simulated: {', '.join(found.silent[:4])}")
     if not found.calibrated:
         out.append("the figures rest on one load point and the prior, and are no calibration")
+    return out
+
+
+def _terms(before: Deployment, after: Deployment) -> list[str]:
+    """What the figures stand for, beside how they were made."""
+    out = prices(before, after)
+    if after.devices > before.devices and not before.machine.words:
+        out.append(f"{before.machine.name} is one device: {after.devices} of them are as many such machines")
     return out
 
 

@@ -23,7 +23,7 @@ ELSEWHERE = 0.02  # busy share of a GPU below which the engine computes on somet
 BUSY = ("prefill_busy", "decode_busy")
 #: Reasons that a GPU gives for a clock below its highest that are no loss: it idles, or a user set the clock.
 _HARMLESS = ("idle", "applications", "app_clock", "sync", "none", "display")
-_LINKS = ("nvlink", "xgmi", "pcie")
+_LINKS = ("nvlink", "xgmi", "pcie", "link")
 
 
 @dataclass

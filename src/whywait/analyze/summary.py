@@ -73,6 +73,7 @@ def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
         "schema_version": m.schema_version,
         "definitions": m.definitions,
         "made_by": m.made_by,
+        "described": m.engine.get("described"),
         "partial": m.partial,
         "invalid": invalid(points),
         "slo": dict(m.slo),

@@ -87,7 +87,10 @@ def _raw(path: Path) -> Iterable[Row]:
             ]
         lines = path.read_bytes().splitlines()
     except OSError as exc:
-        raise UsageError(f"cannot read the trace {path}: {exc.strerror}") from None
+        raise UsageError(
+            f"cannot read the trace {path}: {exc.strerror}",
+            "a file of requests, JSON Lines or Parquet; docs/workloads.md",
+        ) from None
     except ValueError as exc:
         raise UsageError(f"{path} is not a readable Parquet file: {exc}") from None
     return _lines(lines, path)

@@ -65,6 +65,11 @@ class Check:
         )
 
     @property
+    def outside(self) -> tuple[Miss, ...]:
+        """Left-out figures outside their interval."""
+        return tuple(m for m in self.held_out if not m.predicted.holds(m.measured))
+
+    @property
     def passes(self) -> bool:
         """Some point was held out, and none was missed by more than the bound."""
         return bool(self.held_out) and not self.beyond
@@ -175,15 +180,21 @@ def helps(found: Calibration, checked: Check) -> str:
     loads = sorted({round(math.exp(p.at[0])) for p in found.points if p.at}) or [1]
     if not found.calibrated:
         return f"sweep at two loads or more: whywait sweep URL --concurrency {_around(loads)}"
-    kinds = {family(m.metric) for m in checked.beyond}
-    if kinds <= {"ttft_ms"} and not any(family(m) in ("queue_ms", "prefill_ms") for _, m in found.rows):
+    kinds = {family(m.metric) for m in checked.beyond or checked.outside}
+    if kinds and kinds <= {"ttft_ms"} and not any(family(m) in ("queue_ms", "prefill_ms") for _, m in found.rows):
         return "run with the engine's metrics (and per-request stages), so that queue and prefill are told apart"
     if len(found.points) < 4:
         return f"measure more loads, so that one left out is not far from the rest: --concurrency {_around(loads)}"
+    if checked.held_out and not checked.beyond:
+        return (
+            "measure the undecided loads for longer, and loads next to them: left out, they are outside their intervals"
+        )
     return "measure the load that is asked about itself, for longer: the simulator does not describe this service"
 
 
 def _around(loads: Sequence[int]) -> str:
     low, high = max(min(loads), 1), max(*loads, 8)
+    if len(set(loads)) == 1:  # another load on either side of it
+        low, high = max(low // 4, 1), max(high, 4 * low)
     steps = sorted({low, *loads, high, round(math.sqrt(low * high)), round((low * high**3) ** 0.25)})
     return ",".join(str(s) for s in steps)

@@ -13,12 +13,17 @@ from typing import Any
 
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
+from whywait.physics.checked import check_model, of_file
 from whywait.physics.tables import load, parse
 
 _FIELDS = {f.name for f in fields(Arch)} - {"name", "source"}
 _SUFFIX = re.compile(
     r"[-_](hf|it|base|instruct|chat|thinking|bf16|fp16|fp8|fp8-dynamic|block|dynamic|kv|nvfp4|mxfp4|fp4|awq|gptq|int4|w4a16|w8a8|w8a16|2507|preview)$"
 )
+#: What such an ending says of the weights.
+_WEIGHTS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8-dynamic": "fp8", "nvfp4": "nvfp4", "fp4": "fp4",
+            "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4", "int4": "int4", "w4a16": "int4", "w8a16": "int8",
+            "w8a8": "int8"}  # fmt: skip
 
 
 def find_arch(name: str) -> Arch:
@@ -27,7 +32,9 @@ def find_arch(name: str) -> Arch:
 
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
-        found = list(_entries(load(path)).values())
+        table = load(path)
+        with of_file(path):
+            found = list(_entries(table).values())
         if len(found) != 1:
             raise UsageError(f"{name} describes {len(found)} models", "name one with --model after giving the file")
         return found[0]
@@ -68,6 +75,15 @@ def by_alias() -> Mapping[str, Arch]:
     return found
 
 
+def weights_said(name: str) -> str:
+    """The type of weights that the endings of a model's name tell (``…-FP8-dynamic``: fp8); '' where none does."""
+    low, said = name.strip().lower(), ""
+    while found := _SUFFIX.search(low):
+        said = said or _WEIGHTS.get(found[1], "")
+        low = low[: found.start()]
+    return said
+
+
 def _keys(name: str) -> list[str]:
     """The name as it stands, without organisation, then without suffixes one by one: the most exact first."""
     low = name.strip().lower()
@@ -92,15 +108,10 @@ def arch_from(name: str, entry: Mapping[str, Any], meta: Mapping[str, Any]) -> A
     """From an entry with the keys of ``models.toml``.
 
     Raises:
-        UsageError: an unknown key, or a figure is missing.
+        UsageError: a figure is missing or cannot be, or a key is unknown.
     """
     source = str(entry.get("source", "given by the user"))
     where = str(meta.get(source, source)).replace("{name}", name)
     date = f", read {meta['read']}" if "read" in meta else ""
-    unknown = set(entry) - _FIELDS - {"also", "source"}
-    if unknown:
-        raise UsageError(f"model {name!r}: unknown keys {', '.join(sorted(unknown))}", "keys as in physics/arch.py")
-    try:
-        return Arch(name=name, source=where + date, **{k: v for k, v in entry.items() if k in _FIELDS})
-    except TypeError as exc:
-        raise UsageError(f"model {name!r} lacks a figure: {exc}") from exc
+    check_model(name, entry)
+    return Arch(name=name, source=where + date, **{k: v for k, v in entry.items() if k in _FIELDS})

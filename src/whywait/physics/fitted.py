@@ -49,6 +49,10 @@ class Fit:
                     return kind, families[family]
         return None
 
+    def own(self, op: str, kind: str) -> bool:
+        """``op`` of ``kind`` was measured with this family's own kernels."""
+        return self.family in self.tables.get(op, {}).get(kind, {})
+
     def typed(self, op: str, dtype: str) -> tuple[str, Sequence[float]] | None:
         """The same by number type, with the types that stand in for it."""
         return self.values(op, _TYPES.get(dtype, ("bf16",)))

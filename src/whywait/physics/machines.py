@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait.errors import UsageError
+from whywait.physics.checked import check_machine, of_file
 from whywait.physics.cost import Machine
 from whywait.physics.tables import load, parse
 
@@ -31,8 +32,9 @@ class Accelerator:
     """``words`` are all in a device's name (lower case), ``unless`` none. ``flops`` by the type of the numbers
     multiplied; ``link_bytes_per_s`` is one way of the link to the other devices of a ``node`` (NVLink, xGMI; else
     PCIe), ``nic_bytes_per_s`` to other nodes, ``host_bytes_per_s`` to host memory. ``price_usd_h``: low and high;
-    None: not known. ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less
-    sure that is (sd of log time)."""
+    None: not known. ``link``: what that link is (NVLink, xGMI, PCIe, …; empty: not said).
+    ``fit``: whose kernels stand for its own (a name in ``fitted.json``), ``scatter`` by how much less sure that is (sd
+    of log time)."""
 
     name: str
     words: tuple[str, ...]
@@ -51,6 +53,7 @@ class Accelerator:
     fit: str = ""
     scatter: float = 0.3
     also: tuple[str, ...] = ()
+    link: str = ""
 
     def __hash__(self) -> int:  # ``flops`` is a mapping; equal ones have the same name
         return hash(self.name)
@@ -60,26 +63,26 @@ def accelerator_of(name: str, entry: Mapping[str, Any]) -> Accelerator:
     """From an entry with the keys of ``machines.toml``.
 
     Raises:
-        UsageError: a figure is missing or no number.
+        UsageError: a figure is missing or cannot be, or a key is unknown.
     """
+    check_machine(name, entry)
+    return _accelerator(name, entry)
 
+
+def _accelerator(name: str, entry: Mapping[str, Any]) -> Accelerator:
     def scaled(key: str, unit: float) -> float | None:
         return float(entry[key]) * unit if key in entry else None
 
-    try:
-        price = entry.get("price_usd_h")
-        return Accelerator(
-            name, tuple(entry.get("words", ())), float(entry["read_tbs"]) * TB,
-            {k: float(v) * TF for k, v in entry["flops_tf"].items()}, float(entry.get("link_gbs", 0)) * GB,
-            str(entry.get("source", "given by the user")), tuple(entry.get("unless", ())), str(entry.get("note", "")),
-            float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB),
-            scaled("host_gbs", GB), scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None,
-            str(entry.get("fit", "")), float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise UsageError(
-            f"machine {name!r}: {exc} is missing or no number", "keys as in physics/machines.toml"
-        ) from exc
+    price = entry.get("price_usd_h")
+    return Accelerator(
+        name, tuple(entry.get("words", ())), float(entry["read_tbs"]) * TB,
+        {k: float(v) * TF for k, v in entry["flops_tf"].items()}, float(entry.get("link_gbs", 0)) * GB,
+        str(entry.get("source", "given by the user")), tuple(entry.get("unless", ())), str(entry.get("note", "")),
+        float(entry["memory_gb"]) * _REPORTED, int(entry.get("node", 8)), scaled("nic_gbs", GB),
+        scaled("host_gbs", GB), scaled("tdp_w", 1.0), (float(price[0]), float(price[-1])) if price else None,
+        str(entry.get("fit", "")), float(entry.get("scatter", 0.3)), tuple(entry.get("also", ())),
+        str(entry.get("link", "")),
+    )  # fmt: skip
 
 
 @cache
@@ -89,7 +92,7 @@ def _shipped() -> Mapping[str, Any]:
 
 SOURCES: Mapping[str, str] = _shipped()["meta"]["sources"]
 #: All machines; ``ACCELERATORS`` are those that a device's own name can mean or a data sheet describes.
-MACHINES: tuple[Accelerator, ...] = tuple(accelerator_of(n, e) for n, e in _shipped().items() if n != "meta")
+MACHINES: tuple[Accelerator, ...] = tuple(_accelerator(n, e) for n, e in _shipped().items() if n != "meta")
 ACCELERATORS: tuple[Accelerator, ...] = tuple(a for a in MACHINES if a.words)
 
 
@@ -99,7 +102,8 @@ def find(name: str) -> Accelerator | None:
     words = name.lower().replace("-", " ").replace("_", " ").replace("gaudi3", "gaudi 3").split()
 
     def has(word: str) -> bool:
-        return any(w == word or (len(word) > 3 and w.startswith(word)) for w in words)
+        # What follows may name a form of it (mi300xhf), never another number: an H1000 is no H100.
+        return any(w == word or (len(word) > 3 and w.startswith(word) and not w[len(word)].isdigit()) for w in words)
 
     for a in ACCELERATORS:
         if all(has(w) for w in a.words) and not any(has(w) or w in words for w in a.unless):
@@ -115,11 +119,15 @@ def machine(name: str) -> Accelerator:
         UsageError: none of these; names the nearest.
     """
     if name.endswith(".toml") and Path(name).is_file():
-        entries = [accelerator_of(n, e) for n, e in load(Path(name)).items() if n != "meta" and isinstance(e, Mapping)]
+        table = load(Path(name))
+        with of_file(name):
+            entries = [accelerator_of(n, e) for n, e in table.items() if n != "meta" and isinstance(e, Mapping)]
         if len(entries) != 1:
             raise UsageError(f"{name} describes {len(entries)} machines", "one entry per file")
         return entries[0]
     low = name.strip().lower()
+    if "," in low:
+        raise UsageError(f"{name!r} is more than one machine", "give one; simulate each of the others on its own")
     names = {known.lower(): a for a in MACHINES for known in (*a.also, a.name)}
     found = names.get(low) or names.get(low.replace(" ", "-")) or find(name)
     if found is None:
@@ -129,6 +137,19 @@ def machine(name: str) -> Accelerator:
             f"machine {name!r} is not in the catalogue", f"nearest: {hint or 'none'}; or give a .toml entry"
         )
     return found
+
+
+@cache
+def measured_on(fit: str) -> Accelerator | None:
+    """The machine whose own kernels ``fit`` names: the one for which it does not stand in."""
+    return next((a for a in MACHINES if a.fit == fit and a.scatter == 0), None)
+
+
+def sources_in_full(a: Accelerator) -> str:
+    """Where its figures are from, with the addresses that the short names of ``machines.toml`` stand for."""
+    parts = [part.strip() for part in a.source.split(",")]
+    priced = ["price"] if a.price_usd_h else []
+    return "; ".join(f"{p}: {SOURCES[p]}" if p in SOURCES else p for p in (*parts, *priced))
 
 
 def raw(name: str) -> Mapping[str, Any]:

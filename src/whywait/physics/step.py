@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.errors import UsageError
 from whywait.physics.arch import Arch
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.fitted import fit_of, host_of, served
-from whywait.physics.kernels import COMPUTE, HOST, KV, RESOURCES, Kernels
+from whywait.physics.kernels import COMPUTE, HOST, KV, RESOURCES, WEIGHTS, Kernels
 from whywait.physics.layout import Layout, Precision
 from whywait.physics.machines import Accelerator
 from whywait.physics.ops import Operations, operations
@@ -125,10 +126,16 @@ def step_parts(  # noqa: PLR0917
     efficiency: Efficiency,
     tokens_per_seq: int = 1,
 ) -> StepParts:
-    """``step_cost`` before its resources are added up."""
+    """``step_cost`` before its resources are added up.
+
+    Raises:
+        UsageError: the layout cannot be, or the devices' link is not known.
+    """
     ops = operations(arch, precision, layout)
+    if ops.collectives and machine.link_bytes_per_s <= 0:
+        raise UsageError(f"the link between devices of {machine.name} is not known", "give link_gbs in its entry")
     e = served(efficiency)
-    kernels = Kernels(machine, e, fit_of(machine, e.family))
+    kernels = Kernels(machine, e, fit_of(machine, e.family), efficiency)
     host = host_of(e.family)
     unit = np.eye(len(RESOURCES))
     ways = layout.dp * layout.pp  # sequences spread over parts that work at the same time
@@ -154,7 +161,8 @@ def step_parts(  # noqa: PLR0917
             found["step"] += once - each
             found["seq"] += each * tokens_per_seq
             found["prefill_seq"] += each
-    linear = _linear(ops, kernels, layout) + np.outer(found["token"] + unit[HOST] * e.token * host["token_s"], _GRID)
+    of_tokens = np.outer(found["token"] + unit[HOST] * e.token * host["token_s"], _GRID)
+    linear = _rising(_linear(ops, kernels, layout) + of_tokens)
     window = arch.window if arch.window_layers else arch.index_top
     # Outside of a graph devices are launched one by one, and every collective waits for the last.
     prompts = host["prefill_step_s"] + host["skew_s"] * sum(c.times for c in ops.collectives)
@@ -175,6 +183,7 @@ def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:
             found += p.times * kernels.product(p, mine)
     for x in ops.experts:
         found += x.times * kernels.experts(x, tokens)
+    found *= np.maximum(1.0, _least(ops, kernels, (mine, tokens)) / (found[WEIGHTS] + found[COMPUTE]))
     for c in ops.collectives:
         found += c.times * kernels.collective(c, mine)
     machine = kernels.machine
@@ -183,6 +192,43 @@ def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:
     )
     found[COMPUTE] += kernels.factor.compute * mine * small
     return found
+
+
+def _least(ops: Operations, kernels: Kernels, rows: tuple[Floats, Floats]) -> Floats:
+    """Seconds over the grid that products and experts take at the machine's data sheet, of a step of all of which
+    nothing is faster. ``rows``: of a product, of experts. What the output table's one row takes counts on both
+    sides."""
+    found = np.zeros(len(_GRID))
+    for p in ops.products:
+        if p.rows == "sequences":
+            once = kernels.product(p, np.ones(1))[[WEIGHTS, COMPUTE]].sum()
+            found += p.times * (kernels.least(p, np.ones(1)) - once)
+        else:
+            found += p.times * kernels.least(p, rows[0])
+    for x in ops.experts:
+        found += x.times * kernels.least(x, rows[1])
+    return found
+
+
+def _rising(linear: Floats) -> Floats:
+    """``linear`` (5, n) with totals that do not fall when tokens are added: the nearest such in log time (isotonic
+    regression: neighbours that fall are pooled at their mean; Barlow et al. 1972).
+
+    Where a fit falls between its knots the high point is as often the wrong one (Mixtral in 4 bits on an L4) as the low
+    one (gpt-oss on an H100, where it beats the data sheet), so that a running maximum, or minimum from the end, keeps
+    one of the two errors whole. A table nowhere above another stays so. Resources keep their shares; a table that does
+    not fall is not touched."""
+    total = linear.sum(axis=0)
+    if (np.diff(total) >= 0).all():
+        return linear
+    pools: list[list[float]] = []  # mean, count
+    for value in np.log(total):
+        pools.append([float(value), 1.0])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, n), (b, m) = pools[-2:]
+            pools[-2:] = [[(a * n + b * m) / (n + m), n + m]]
+    level = np.concatenate([np.full(int(n), v) for v, n in pools])
+    return np.asarray(linear * (np.exp(level) / total), dtype=float)
 
 
 def work(parts: StepParts, steps: StepWork) -> Floats:

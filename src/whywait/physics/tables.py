@@ -33,4 +33,4 @@ def load(path: Path) -> dict[str, Any]:
     try:
         return parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"{path} cannot be read: {exc}") from exc
+        raise UsageError(f"{path} cannot be read: {exc}", "a TOML file that exists; see docs/simulate.md") from exc

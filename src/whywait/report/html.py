@@ -86,6 +86,8 @@ def _top(view: View, title: str) -> list[Html]:
     out = [tag("p", "whywait report", class_="brand")]
     if m.made_by in MADE_BY:
         out.append(tag("p", tag("strong", MADE_BY[m.made_by]), class_="banner", role="note"))
+    if m.made_by == "simulated" and m.engine.get("described"):
+        out.append(tag("p", "simulated: " + clip(str(m.engine["described"]), 300)))
     if m.partial or view.summary["partial"]:
         why = clip(m.partial_reason, 300) or "it was cut short"
         said = tag("strong", "PARTIAL") + f": {why}. What was measured until then is kept."

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from whywait.report.text import console
+from whywait.report.text import console, print_doubts
 from whywait.units import ms, number, percent
 
 PER_TABLE = 3
@@ -59,6 +59,7 @@ def print_simulated(head: str, found: dict[str, Any], headline: str, out: Consol
         out.print(_table(points[start : start + PER_TABLE]))
     if headline:
         out.print(Text(f"\nwhat it waits on: {headline}", style="bold"))
+    print_doubts(out, [d for d in found["summary"]["doubts"] if not d["what"].startswith("every figure")])
     out.print()
     for line in found["notes"]:
         out.print(Text(line, style="dim"))

@@ -46,6 +46,8 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
         out.print(
             Text("SIMULATED: made by a model; 'measured' below means: read off the simulated service", style="bold")
         )
+    if summary.get("described"):
+        out.print(Text(f"simulated: {summary['described']}"))
     out.print(Text(summary.get("headline", ""), style="bold"))
     print_invalid(out, summary["invalid"])
     for v in verdicts:
@@ -54,7 +56,7 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     _classes(out, summary["points"])
     print_bands(out, summary, PHASE_NAMES)
     _errors(out, points=summary["points"])
-    _doubts(out, summary["doubts"])
+    print_doubts(out, summary["doubts"])
     if summary["partial"]:
         out.print(Text("PARTIAL: this run was cut short; what was measured is kept.", style="bold yellow"))
     out.print(f"run kept in {escape(directory)}")
@@ -241,7 +243,7 @@ def _errors(out: Console, points: list[dict[str, Any]]) -> None:
         out.print(Text(f"  {n} × {outcome}: {what.strip() or 'no word'}  ({fault})"))
 
 
-def _doubts(out: Console, doubts: list[dict[str, str]]) -> None:
+def print_doubts(out: Console, doubts: list[dict[str, str]]) -> None:
     if not doubts:
         return
     out.print(Text("\ndoubts", style="bold"))

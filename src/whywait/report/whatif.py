@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, str, Show], ...] = (
     ("output tokens/s", "output_tokens_per_s", number), ("requests/s", "requests_per_s", number),
     ("goodput, requests/s", "goodput_requests_per_s", number), ("KV space in use", "kv_use", percent),
     ("J per output token", "energy_j_per_token", number),
-    ("$ per million tokens", "usd_per_million_tokens", _dollars),
+    ("$ per M tokens", "usd_per_million_tokens", _dollars),
 )  # fmt: skip
 ERRORS = (("TTFT", "ttft_ms.mean"), ("p50", "ttft_ms.p50"), ("TPOT", "tpot_ms.mean"), ("p50", "tpot_ms.p50"),
           ("tokens/s", "output_tokens_per_s"), ("prefill", "prefill_ms.mean"), ("queue", "queue_ms.mean"),
@@ -42,8 +42,12 @@ PARAMETERS = {
     "token": "host per token", "prefill_step": "a step with prompts", "frontend": "frontend", "reply": "reply",
     "kv_space": "KV space",
 }  # fmt: skip
-CAPTION = "error of the simulator on what was measured, with and without that load; * outside its 80 % interval"
-CLAIM_HEAD = ("", "measured", "simulated", "what if (80 %)", "change (80 %)", "")
+CAPTION = "error of the simulator on what was {how}, with and without that load; * outside its 80 % interval"
+SIMULATED = "simulated by this tool"
+CIRCULAR = ("the run was simulated by this tool: the check is circular (the simulator against itself) and says nothing "
+            "of a real service")  # fmt: skip
+CLAIM_HEAD = ("what if (80 %)", "change (80 %)", "")
+PREDICTED_HEAD = ("predicted (80 %)", "")
 
 
 def print_what_if(found: dict[str, Any], out: Console | None = None, compiled: bool = True) -> None:
@@ -53,17 +57,19 @@ def print_what_if(found: dict[str, Any], out: Console | None = None, compiled: b
     out.print(Text(found["headline"], style="bold"))
     if found["advice"]:
         out.print(Text(f"  to settle it: {found['advice']}", style="yellow"))
-    out.print(Text(f"\nmeasured: {found['before']}\nwhat if:  {found['after']}"))
+    out.print(Text(f"\n{source(found)}: {found['before']}\nwhat if:  {found['after']}"))
     for line in assumed(found):
         out.print(Text(f"  assumed: {line}", style="dim"))
     _calibration(out, found)
     _errors(out, found)
     for load, claims in by_load(found).items():
         out.print()
-        if all(c["state"] == "same" for c in claims):
+        if found["changed"] and all(c["state"] == "same" for c in claims):
             out.print(Text(f"{load}: nothing that matters changes"))
         else:
-            out.print(_claims(load, claims))
+            out.print(_claims(load, claims, found))
+            for line in reasons(claims, found):
+                out.print(Text(f"  {line}", style="yellow"))
     for line in promised(found):
         out.print(Text(line))
     for line in accounts(found):
@@ -121,12 +127,9 @@ def _errors(out: Console, found: Mapping[str, Any]) -> None:
         grid.add_row(*row)
     out.print()
     out.print(grid)
-    out.print(
-        Text(
-            "error of the simulator on what was measured, with and without that load; * outside its 80 % interval",
-            style="dim",
-        )
-    )
+    out.print(Text(caption(found), style="dim"))
+    if simulated(found):
+        out.print(Text(CIRCULAR, style="yellow"))
 
 
 def error_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -148,27 +151,73 @@ def _error(e: Mapping[str, Any] | None) -> str:
     return f"{_signed(e['error'])} %{' *' if outside else ''}"
 
 
-def _claims(load: str, found: Sequence[Mapping[str, Any]]) -> Table:
+def _claims(load: str, claims: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for i, name in enumerate(CLAIM_HEAD):
-        grid.add_column(escape(load) if i == 0 else name, justify="left" if i in (0, 5) else "right", no_wrap=True)
-    for row in claim_rows(found):
+    head = claim_head(found)
+    for i, name in enumerate(head):
+        grid.add_column(escape(load) if i == 0 else name, justify="right" if i and name else "left",
+                        no_wrap=i in (0, 1, 2, len(head) - 1))  # fmt: skip
+    for row in claim_rows(claims, found["changed"]):
         grid.add_row(*row[:-1], Text(row[-1], style=STYLE.get(row[-1], "")))
     return grid
 
 
-def claim_rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Cells as of ``CLAIM_HEAD``, the state last."""
+def claim_head(found: Mapping[str, Any]) -> list[str]:
+    """Heads of the columns of ``claim_rows``; the first is for the load."""
+    head = ["", source(found), "simulated", *(CLAIM_HEAD if found["changed"] else PREDICTED_HEAD)]
+    if simulated(found):
+        head[1] = "the run"
+    return head
+
+
+def claim_rows(found: Sequence[Mapping[str, Any]], changed: bool = True) -> list[list[str]]:
+    """Cells as of ``claim_head``, the state last: without a change of the service there is only what is predicted."""
     by = {c["metric"]: c for c in found}
     out = []
     for name, metric, show in ROWS:
         c = by.get(metric)
         if c is not None:
-            sim, after, change = c["simulated"], c["after"], c["change"]
+            sim, after = c["simulated"], c["after"]
             said = f"{show(after['median'])} ({_range(after, show)})" if after else "–"
-            by_how_much = f"{_change(change['median'])} ({_changes(change)})" if change else "–"
-            out.append([name, show(c["measured"]), show(sim["median"] if sim else None), said, by_how_much, c["state"]])
+            row = [name, show(c["measured"]), show(sim["median"] if sim else None), said]
+            state = "" if not changed and c["state"] == "same" else c["state"]
+            out.append([*row, *([_by_how_much(c)] if changed else []), state])
     return out
+
+
+def _by_how_much(c: Mapping[str, Any]) -> str:
+    if c["change"]:
+        return f"{_change(c['change']['median'])} ({_changes(c['change'])})"
+    if c["after"] and c["state"] in ("better", "worse"):
+        return "from none" if c["after"]["median"] > 0 else "to none"
+    return "–"
+
+
+def reasons(claims: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> list[str]:
+    """Why figures are undecided, where it is not that their intervals include no change; once per reason."""
+    by: dict[str, list[str]] = {}
+    named = {metric: name for name, metric, _ in ROWS}
+    for c in claims:
+        spans = c["change"] and c["change"]["low"] <= 1 <= c["change"]["high"]
+        if c["state"] == "undecided" and c["why"] and c["metric"] in named and (not spans or not found["refused"]):
+            by.setdefault(c["why"], []).append(named[c["metric"]])
+    if found["refused"]:
+        return ["undecided, whatever the interval: the reason is at the top"] if claims else []
+    return [f"undecided {', '.join(names)}: {why}" for why, names in by.items() if "includes none" not in why]
+
+
+def simulated(found: Mapping[str, Any]) -> bool:
+    """Whether the run was made by the simulator, so that nothing in it was measured."""
+    return bool(found["made_by"] == "simulated")
+
+
+def source(found: Mapping[str, Any]) -> str:
+    """How the run came to be, in place of "measured" where it was not."""
+    return SIMULATED if simulated(found) else "measured"
+
+
+def caption(found: Mapping[str, Any]) -> str:
+    return CAPTION.format(how=source(found))
 
 
 def _range(x: Mapping[str, float], show: Show) -> str:
@@ -206,6 +255,10 @@ def promised(found: Mapping[str, Any]) -> list[str]:
             shown = (
                 f"{p['shows']} {ms(p['before_ms'])} → {ms(p['after_ms'])} a request at {p['load']}: {said[p['state']]}"
             )
+            if p["state"] == "cut" and not any(
+                c["state"] in ("better", "worse") and c["load"] == p["load"] for c in found["claims"]
+            ):
+                shown += " in the simulation; what it does to the service is undecided, as said above"
         out.append(f"\n{p['technique']} promises to cut: {p['cuts']}. {shown}.")
         out.append(f"  price: {p['price']}" + (f"  [{p['source']}]" if p["source"] else ""))
     if len(found["techniques"]) > 1:
@@ -217,11 +270,19 @@ def accounts(found: Mapping[str, Any]) -> list[str]:
     """Where a request's time goes before and after, per load, and what the device spends on it."""
     out = []
     for w in found["waits"]:
-        for part, words in (("request", "a request waits"), ("device", "the engine spends on it")):
-            cells = [f"{k} {ms(v['before_ms'])} → {ms(v['after_ms'])}" for k, v in w[part].items()
+        for part, words in (
+            ("request", "a request waits"),
+            ("device", "a request's share of the engine's time (steps are shared)"),
+        ):
+            cells = [f"{k} {_both(v)}" for k, v in w[part].items()
                      if max(v["before_ms"], v["after_ms"]) > 0.005 * _whole(w[part])]  # fmt: skip
             out.append(f"{'' if part == 'device' else chr(10)}{w['load']}, {words}: {', '.join(cells) or '–'}")
     return out
+
+
+def _both(v: Mapping[str, float]) -> str:
+    was, then = ms(v["before_ms"]), ms(v["after_ms"])
+    return was if was == then else f"{was} → {then}"
 
 
 def _whole(part: Mapping[str, Any]) -> float:
@@ -232,19 +293,24 @@ def page(found: dict[str, Any]) -> str:
     """The same as one HTML page that stands alone."""
     told, prior = learnt(found)
     head, rows = error_rows(found)
-    tables = cat(table([k, *CLAIM_HEAD[1:]], claim_rows(v), f"What if, at {k}") for k, v in by_load(found).items())
+    tables = cat(
+        table([k, *claim_head(found)[1:]], claim_rows(v, found["changed"]), f"What if, at {k}")
+        + cat(tag("p", x) for x in reasons(v, found))
+        for k, v in by_load(found).items()
+    )
+    circular = f" {CIRCULAR[:1].upper()}{CIRCULAR[1:]}." if simulated(found) else ""
+    how = f"made by a simulator calibrated on this run, not measured.{circular}"
     top = [tag("p", "whywait what-if", class_="brand"),
-           tag("p", tag("strong", "MODELLED") + ": made by a simulator calibrated on this run, not measured.",
-               class_="banner", role="note"),
+           tag("p", tag("strong", "MODELLED") + f": {how}", class_="banner", role="note"),
            tag("h1", found["headline"], class_="long"),
-           tag("p", f"measured: {found['before']}", class_="meta"),
+           tag("p", f"{source(found)}: {found['before']}", class_="meta"),
            tag("p", f"what if: {found['after']}", class_="meta")]  # fmt: skip
     if found["advice"]:
         top.append(tag("p", f"To settle it: {found['advice']}", class_="banner"))
     lines = [*promised(found), *accounts(found)]
     sections = (
         ("How wrong the simulator is on this service",
-         (table(head, rows, CAPTION) if rows else Html())
+         (table(head, rows, caption(found)) if rows else Html())
          + tag("p", f"The run told: {'; '.join(told) or 'nothing'}. Still prior: {', '.join(prior) or 'nothing'}.")),
         ("What it would do", tables),
         ("Which wait it cuts", cat(tag("p", line) for line in lines)),

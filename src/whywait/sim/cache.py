@@ -15,7 +15,11 @@ from whywait.sim.state import FIFO, LRU
 
 @jit
 def take(w: World, eng: Engine, blocks: int) -> None:
-    """``blocks`` free blocks for new content; what they kept is gone, or goes down a tier."""
+    """``blocks`` free blocks for new content; what they kept is gone, or goes down a tier. Who calls has seen
+    that so many are free; where they are not nothing is written, and the run ends as a fault of the kernel."""
+    if blocks > eng.free:
+        w.fault = 1
+        return
     eng.free -= blocks
     if eng.prefix_cache == 0:
         return
@@ -23,6 +27,9 @@ def take(w: World, eng: Engine, blocks: int) -> None:
     eng.blank -= blank
     blocks -= blank
     while blocks > 0:
+        if (eng.oldest == NOBODY) if eng.evict == LRU else (eng.idle == 0):
+            w.fault = 1
+            return
         if eng.evict != LRU:
             evict(w, eng, drop(w, eng, 0))
             blocks -= 1

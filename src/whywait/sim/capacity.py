@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,11 @@ def _per_token(d: Deployment, layout: Layout, request: float) -> float:
 
 def _no_room(d: Deployment, layout: Layout, found: Capacity, request: float | None) -> UsageError:
     gb = 1e9
+    if found.told:
+        computed = _sizes(_computed(d), layout, request).blocks
+        told = f"the KV space of {d.engine.kv_blocks:,} blocks (--kv-blocks, or a log) is {found.tokens:,} tokens"
+        hint = f"leave --kv-blocks out: {computed:,} blocks are computed to fit"
+        return UsageError(f"{told}, less than a request of {request or 1:,.0f}", hint)
     what = f"{d.model.name} in {d.precision.weights} does not fit on {layout.devices} × {d.machine.name}"
     if found.weight_bytes + found.working_bytes <= found.memory_bytes * d.engine.memory_share and request:
         what = (f"a request of {request:.0f} tokens does not fit in the KV space of {found.tokens:,} tokens that "
@@ -162,7 +168,8 @@ def feasible(d: Deployment, layout: Layout, request: float | None = None) -> lis
     for tp in _divisors(d.model.heads):
         wider = dataclasses.replace(layout, tp=tp)
         if tp > layout.tp and tp <= 64 and _sizes(_computed(d), wider, request).tokens >= need:
-            out.append(f"tp={tp}")
+            across = tp * layout.pp * layout.dp > d.machine.node >= 1
+            out.append(f"tp={tp}" + (f" (across nodes of {d.machine.node})" if across else ""))
             break
     for kind, technique in PRECISIONS:
         if kind == d.precision.weights or (kind in ("fp8", "fp4") and kind not in d.machine.flops):
@@ -185,6 +192,25 @@ def smallest_tp(d: Deployment, most: int) -> int:
             return tp
     widest = dataclasses.replace(d.layout, tp=max(k for k in _divisors(d.model.heads) if k <= most))
     raise _no_room(d, widest, _sizes(d, widest), None)
+
+
+def wider_for(d: Deployment, need: Callable[[Deployment], float]) -> tuple[Deployment, float, float]:
+    """``d`` over the same devices with the least tp, of its own and wider ones, whose KV space in all holds ``need``
+    tokens (which may depend on the layout); the roomiest where none does. With the tokens that it holds and needs."""
+    found: list[tuple[Deployment, float, float]] = []
+    for tp in _divisors(d.model.heads):
+        if tp < d.layout.tp or d.devices % tp:
+            continue
+        one = dataclasses.replace(d, layout=dataclasses.replace(d.layout, tp=tp), replicas=d.devices // tp)
+        try:
+            room = float(capacity(one).tokens * one.replicas)
+        except UsageError:  # KV heads that such a tp cannot split, or no room
+            continue
+        asked = need(one)
+        if room >= asked:
+            return one, room, asked
+        found.append((one, room, asked))
+    return max(found, key=lambda x: x[1]) if found else (d, 0.0, need(d))
 
 
 def _computed(d: Deployment) -> Deployment:

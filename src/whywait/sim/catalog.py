@@ -13,6 +13,7 @@ from typing import Any
 from whywait.errors import UsageError
 from whywait.physics import catalog, machines
 from whywait.physics.arch import Arch, arch_of
+from whywait.physics.checked import of_file
 from whywait.physics.machines import Accelerator
 from whywait.physics.tables import load
 
@@ -34,10 +35,11 @@ def use(path: str | None) -> None:
     unknown = set(raw) - {"machines", "models"}
     if unknown:
         raise UsageError(f"{path}: unknown table {sorted(unknown)[0]!r}", "use [machines.NAME] and [models.NAME]")
-    for name, entry in _tables(raw, "machines", path):
-        _machines[name.lower()] = machines.accelerator_of(name, _based(entry, machines.raw, path))
-    for name, entry in _tables(raw, "models", path):
-        _models[name.lower()] = catalog.arch_from(name, _based(entry, catalog.raw, path), {})
+    with of_file(path):
+        for name, entry in _tables(raw, "machines", path):
+            _machines[name.lower()] = machines.accelerator_of(name, _based(entry, machines.raw, path))
+        for name, entry in _tables(raw, "models", path):
+            _models[name.lower()] = catalog.arch_from(name, _based(entry, catalog.raw, path), {})
 
 
 def machine_named(name: str) -> Accelerator:

@@ -4,6 +4,7 @@ can."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from whywait.physics.arch import Arch
 from whywait.physics.dtypes import bytes_of
 from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Precision
+from whywait.physics.ops import expert_type
 from whywait.sim.capacity import blocks_of
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import ROUTING, Deployment, Layout, Speculation, Split, Tier
@@ -53,12 +55,13 @@ class Args:
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def whole(self, least: int = 1) -> int:
-        if not self.value.isdigit() or int(self.value) < least:
-            raise UsageError(f"{self.text!r}: {self.value!r} is not a whole number of at least {least}")
-        return int(self.value)
+        return _whole(self.value, self.text, least)
 
     def factor(self) -> float:
         return _number(self.value, self.text)
+
+    def count(self, key: str, default: int) -> int:
+        return _whole(self.keys[key], self.text) if key in self.keys else default
 
     def get(self, key: str, default: float) -> float:
         return _number(self.keys[key], self.text) if key in self.keys else default
@@ -80,6 +83,17 @@ def _number(text: str, where: str) -> float:
     if not 0 < value < 1e15:
         raise UsageError(f"{where!r}: {text!r} is not a number above 0")
     return value
+
+
+def _digits(text: str) -> bool:
+    """A whole number as it is usually written, that fits the simulator's: other scripts' digits are digits, too."""
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _whole(text: str, where: str, least: int = 1) -> int:
+    if not _digits(text) or int(text) < least:
+        raise UsageError(f"{where!r}: {text!r} is not a whole number of at least {least}")
+    return int(text)
 
 
 def _engine(d: Deployment, **fields: object) -> Deployment:
@@ -106,13 +120,27 @@ def as_published(arch: Arch, p: Precision) -> Precision:
 
 
 def weights(dtype: str, compute: str) -> Change:
-    def change(d: Deployment, _args: Args) -> Deployment:
+    def change(d: Deployment, args: Args) -> Deployment:
         """What narrower weights leave free is room for KV, but for llama.cpp, whose context is allotted by a flag."""
+        _no_wider(d, dtype, args)
         if d.engine.policy != "llama.cpp":
             d = recounted(d)
         return replace(d, precision=as_published(d.model, Precision(dtype, d.precision.kv, compute)))
 
     return change
+
+
+def _no_wider(d: Deployment, dtype: str, args: Args) -> None:
+    """A narrow type saves nothing of weights that are narrower yet (experts published in mxfp4); 16 bits are asked for
+    to be wide."""
+    p = d.precision
+    held = (("weights", p.weights), ("experts", expert_type(p) if d.model.experts else p.weights))
+    for what, now in held:
+        if dtype != "bf16" and bytes_of(now) < 0.9 * bytes_of(dtype):
+            raise UsageError(
+                f"{args.text} would widen the {what} of {d.model.name}, which are in {now}",
+                f"leave it out; or --precision {dtype} to compare with all of it in {dtype}",
+            )
 
 
 def kv(dtype: str) -> Change:
@@ -165,7 +193,7 @@ def speculate(kind: str) -> Change:
                 f"{d.model.name} has no layers that predict further tokens", "use spec-draft or spec-ngram"
             )
         chances = ACCEPTANCE[kind]
-        drafts = int(args.get("drafts", DRAFTS[kind]))
+        drafts = args.count("drafts", DRAFTS[kind])
         if not 1 <= drafts <= len(chances):
             raise UsageError(f"{args.text!r}: drafts must be from 1 to {len(chances)}")
         scale = args.get("accept", chances[0]) / chances[0]
@@ -197,11 +225,14 @@ def priority(d: Deployment, args: Args) -> Deployment:
 
 def pd(d: Deployment, args: Args) -> Deployment:
     first, _, second = args.value.partition(":")
-    if not (first.isdigit() and second.isdigit() and int(first) and int(second)):
+    if not (_digits(first) and _digits(second) and int(first) and int(second)):
         raise UsageError(f"{args.text!r} is not P:D", "two whole numbers, such as pd=2:6")
-    overlap = float(args.keys.get("overlap", "0") or 0)
+    try:
+        overlap = float(args.keys.get("overlap", "0"))
+    except ValueError:
+        overlap = math.nan
     if not 0 <= overlap <= 1:
-        raise UsageError(f"{args.text!r}: overlap is a share from 0 to 1")
+        raise UsageError(f"{args.text!r}: overlap is a share from 0 to 1", "such as pd=2:6:overlap=0.5")
     rate = args.get("gbps", 1) * GB if "gbps" in args.keys else 0.0
     split = Split(int(first), int(second), bytes_per_s=rate, overlap=overlap)
     return replace(d, split=split, replicas=1)

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 LEAST, MOST, HZ = 240, 4000, 4.0  # samples of a load point, and per second where there is room
+#: By the link of a machine, what a real one's meter is called; the others have none that is read.
+METERED = {
+    "NVLink": "nvlink_tx_bytes_per_s",
+    "PCIe": "pcie_tx_bytes_per_s",
+    "xGMI": "xgmi_tx_bytes_per_s",
+}
 PAGE, DEVICES = "metrics/0", "gpu/0"
 
 
@@ -36,8 +42,9 @@ def readings(d: Deployment, p: Point, power: Drawn, span: tuple[int, int], count
     n = int(np.clip(seconds * HZ, LEAST, MOST))
     margin = min(0.4, seconds / n)
     at = np.concatenate(([-margin], np.linspace(0.0, seconds, n), [seconds + margin]))
+    look = at + 1e-9  # stamps are rounded to ns: what ends with the point is seen at its end
     series: list[tuple[str, str, str | None, Floats]] = [
-        (PAGE, k, None, v) for k, v in {**_gauges(p, at), **_counted(p, at, counted)}.items()
+        (PAGE, k, None, v) for k, v in {**_gauges(p, look), **_counted(p, look, counted)}.items()
     ]
     series += [(DEVICES, k, _label(d), v) for k, v in _meters(d, power, p, at, counted).items()]
     t = np.rint(at * NS_PER_S).astype(np.int64) + span[0]
@@ -186,7 +193,7 @@ def _meters(d: Deployment, power: Drawn, p: Point, at: Floats, counted: Counters
     }
     if d.layout.devices > 1 and d.machine.link_bytes_per_s:
         moved = mean(power.parts[RESOURCES.index("link")]) * d.machine.link_bytes_per_s * d.layout.devices
-        out["nvlink_tx_bytes_per_s"] = moved
+        out[METERED.get(d.machine.link, "link_tx_bytes_per_s")] = moved
     if np.isnan(power.idle_w):
         return out
     more = (power.watts - power.idle_w / engines) * s.took_s

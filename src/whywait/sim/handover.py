@@ -6,7 +6,7 @@ from whywait.sim.cache import give_back, hold, rise, take
 from whywait.sim.jit import jit
 from whywait.sim.kernel_access import engine, level_at, link_at, node_at, request, running, tier_at
 from whywait.sim.kernel_blocks import blocks_of, growth
-from whywait.sim.kernel_queue import push_event, push_last
+from whywait.sim.kernel_queue import first_waiting, push_event, push_last
 from whywait.sim.kernel_slots import start_decoding, wanted
 from whywait.sim.kernel_state import (
     BUSY,
@@ -88,12 +88,16 @@ def grant(w: World, at: float) -> None:
 
 @jit
 def reserve(w: World, one: Request, at: float) -> int:
-    """The decode engine with the fewest requests that has a place, the blocks, and is below the cap; NOBODY: none."""
+    """The decode engine with the fewest requests that has a place, the blocks, and is below the cap; NOBODY: none. One
+    where preempted requests wait for their blocks takes no more: they came before (vLLM's queue is in order, SGLang
+    resumes what it retracted before it allocates)."""
     best, fewest = NOBODY, 0
     for d in range(w.first, w.engines):
         eng = engine(w, d)
         load = eng.running + eng.waiting + eng.loading + eng.in_flight
         if (best != NOBODY and load >= fewest) or (w.cap > 0 and eng.in_flight >= w.cap) or load >= eng.max_seqs:
+            continue
+        if first_waiting(w, eng) != NOBODY:
             continue
         if eng.mode == BUSY and eng.n > 1:
             cut(eng, at)

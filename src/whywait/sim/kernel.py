@@ -41,9 +41,12 @@ from whywait.sim.state import KEEP_FULL, SGLANG, STATIC, Load, Pool, Result, Set
 
 @entry
 def loop(worlds: Any) -> int:
-    """Runs until nothing is left to happen or the limit is reached (0), or the record of steps is full (1)."""
+    """Runs until nothing is left to happen or the limit is reached (0), or the record of steps is full (1); 2: blocks
+    were taken that are not free."""
     w = worlds[0]
     while True:
+        if w.fault == 1:
+            return 2
         e, at = earliest(w)
         due = next_arrival(w)
         if min(at, due) > w.limit_s or (e < 0 and due == math.inf):
@@ -279,11 +282,17 @@ def prefilled(w: World, eng: Engine, slot: Slot) -> bool:
 
 
 def run(load: Load, pools: Sequence[Pool], costs: Sequence[StepCost], settings: Settings) -> Result:
-    """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``."""
+    """Serves ``load`` by ``pools`` (one, or prefill and decode), whose steps cost ``costs``.
+
+    Raises:
+        AssertionError: a defect of the kernel: it took KV blocks that are not free.
+    """
     w = world(load, pools, costs, settings)
     full = []
-    while loop(w.world) == 1:
+    while (state := loop(w.world)) == 1:
         full.append(steps(w))
         put(w.world, 0, {"rows": 0})
+    if state == 2:
+        raise AssertionError("the simulator's kernel took KV blocks that are not free")
     full.append(steps(w))
     return result(w, full)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whywait.sim.cache import take
 from whywait.sim.jit import jit
 from whywait.sim.kernel_access import phase, running
-from whywait.sim.kernel_state import SHIFT, Engine, Slot, World
+from whywait.sim.kernel_state import NEVER, SHIFT, Engine, Slot, World
 from whywait.sim.state import KEEP_FULL
 
 
@@ -29,7 +29,7 @@ def growth(w: World, eng: Engine, n: int) -> int:
         total = 0
         for k in range(eng.running):
             slot = running(w, eng, k)
-            if slot.decoding == 1:
+            if slot.decoding == 1 and slot.end < NEVER:  # those ended in a static batch stay, and grow no more
                 total += max(0, held_at(eng, slot, eng.counter + n) - slot.held)
         return total
     whole, rest = n // eng.block, n % eng.block
@@ -52,5 +52,5 @@ def grow(w: World, eng: Engine, n: int) -> None:
         if eng.drafts > 0:
             for k in range(eng.running):
                 slot = running(w, eng, k)
-                if slot.decoding == 1:
+                if slot.decoding == 1 and slot.end < NEVER:
                     slot.held = max(slot.held, held_at(eng, slot, eng.counter))

@@ -27,9 +27,16 @@ from whywait.sim.state import KEEP_FULL, SGLANG
 
 
 @jit
+def answer(eng: Engine, one: Request) -> int:
+    """Tokens of its answer that come at this engine, with those before a preemption: of a split pair the prefill
+    engine gives the first only (the router asks it for one token)."""
+    return 1 if eng.role == PREFILL else one.output
+
+
+@jit
 def whole(eng: Engine, one: Request) -> int:
     """Blocks of a request with all of its answer."""
-    return blocks_of(eng, one.prompt + one.output + eng.drafts)
+    return blocks_of(eng, one.prompt + answer(eng, one) + eng.drafts)
 
 
 @jit

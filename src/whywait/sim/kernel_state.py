@@ -269,6 +269,7 @@ class World:
     skipped: int = 0
     drain: int = 0  # stop when the record is full
     left: int = 0  # requests that have not ended
+    fault: int = 0  # blocks were asked for that are not free: the kernel contradicts itself
     parked: int = 0  # prefilled requests that wait for a reservation
     cap: int = 0  # hand-overs reserved at one decode engine; 0: no cap
     token_s: float = 0.0  # hand-over of a prompt token

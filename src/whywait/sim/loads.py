@@ -87,7 +87,14 @@ def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: i
 
 
 def capacities_of(d: Deployment, request_tokens: float | None = None) -> tuple[Capacity, ...]:
-    """Of each kind of engine: of a split pair the prefill engines first."""
+    """Of each kind of engine: of a split pair the prefill engines first.
+
+    Raises:
+        UsageError: see ``capacity``; or a static batch is asked to be split.
+    """
+    if d.split is not None and d.engine.policy == "static":
+        raise UsageError("static batching has no split into prefill and decode engines: a batch stays where it began",
+                         "another engine, or no pd")  # fmt: skip
     if d.split is None:
         return (capacity(d, request_tokens),)
     return capacity(d, request_tokens, prefill=True), capacity(d, request_tokens)

@@ -8,7 +8,7 @@ from whywait.sim.jit import jit
 from whywait.sim.kernel_access import request, running
 from whywait.sim.kernel_blocks import blocks_of, growth
 from whywait.sim.kernel_queue import first_waiting, pop_waiting
-from whywait.sim.kernel_slots import admit, chunk, emitted, preempt
+from whywait.sim.kernel_slots import admit, answer, chunk, emitted, preempt
 from whywait.sim.kernel_state import NOBODY, Engine, World
 
 CLIP = 4096  # most tokens of an answer that admission reckons with
@@ -32,6 +32,10 @@ def plan_sglang(w: World, eng: Engine) -> None:
             eng.full = 0
     if tokens == 0 and eng.mixed == 0:
         retract(w, eng)
+        if eng.again == 1 and eng.decoding == 0:  # the last decoder gave its blocks to the prompt that was cut
+            eng.full = 0
+            tokens = plan_prompts(w, eng)
+            eng.full = 0
     if eng.decoding > 0 and (tokens == 0 or eng.mixed == 1):
         eng.decodes = 1
     eng.blocked = eng.full
@@ -72,7 +76,7 @@ def plan_prompts(w: World, eng: Engine) -> int:
             return planned
         one = request(w, row)
         prompt = one.prompt + one.made
-        left = min(CLIP, one.output - one.made)
+        left = min(CLIP, answer(eng, one) - one.made)
         found, idle, below = one.loaded, 0, 0
         if one.loaded == 0:
             found, idle, below = cached_blocks(w, eng, one, prompt)
@@ -120,7 +124,7 @@ def continue_cut(w: World, eng: Engine, budget: int) -> tuple[int, int]:
             planned += max(part, 0)
             if part == left:
                 one = request(w, slot.row)
-                keeps += min(CLIP, one.output - one.made)
+                keeps += min(CLIP, answer(eng, one) - one.made)
             keeps += blocks_of(eng, max(part, 0)) * eng.block + eng.block
     return planned, keeps
 

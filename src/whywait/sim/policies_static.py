@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from whywait.sim.jit import jit
 from whywait.sim.kernel_access import request, running
+from whywait.sim.kernel_blocks import blocks_of
 from whywait.sim.kernel_queue import first_waiting, pop_waiting
 from whywait.sim.kernel_slots import admit, chunk, whole
-from whywait.sim.kernel_state import NOBODY, Engine, World
+from whywait.sim.kernel_state import NOBODY, Engine, Request, World
+from whywait.sim.state import KEEP_FULL
+
+
+@jit
+def grown(eng: Engine, one: Request, longest: int) -> int:
+    """Blocks of a sequence at the end of its batch, whose longest answer has so many tokens: without drafts, and where
+    nothing was kept at the start, those that have ended grow on with the others."""
+    if eng.reserve == KEEP_FULL or eng.drafts > 0:
+        return whole(eng, one)
+    return blocks_of(eng, one.prompt + longest)
+
+
+@jit
+def needed(w: World, eng: Engine, longest: int) -> int:
+    """The same of all that are in the batch so far."""
+    total = 0
+    for k in range(eng.running):
+        total += grown(eng, request(w, running(w, eng, k).row), longest)
+    return total
 
 
 @jit
@@ -15,9 +35,13 @@ def plan_static(w: World, eng: Engine) -> None:
     eng.again = 0
     budget = eng.token_budget
     if eng.running == 0:
+        longest, room = 0, eng.free
         while eng.running < eng.max_seqs and eng.waiting > 0:
             row = first_waiting(w, eng)
-            if row == NOBODY or whole(eng, request(w, row)) > eng.free:
+            if row == NOBODY:
+                break
+            longest = max(longest, request(w, row).output)
+            if needed(w, eng, longest) + grown(eng, request(w, row), longest) > room:
                 break
             pop_waiting(w, eng, row)
             part = min(budget, request(w, row).prompt)

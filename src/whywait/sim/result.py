@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,8 +72,23 @@ def run_of(d: Deployment, points: list[Point], options: Options, facts: dict[str
             parts["readings"].append(gauges.readings(d, p, power, (start, row["end_ns"]), counted))
         at, first_id = row["end_ns"] / NS_PER_S + GAP_S, first_id + len(p.prepared.schedule)
     tables = {k: Table.concat(v) if v else Table.empty(k) for k, v in parts.items()}
-    manifest = Manifest(made_by="simulated", **{**_manifest(d, points, options), **(facts or {})})
+    given = {**_manifest(d, points, options), **(facts or {})}
+    given["doubts"] = [*given["doubts"], *unfinished(points)]
+    manifest = Manifest(made_by="simulated", **given)
     return Run(manifest, Table.from_rows("points", rows), **tables)
+
+
+def unfinished(points: list[Point]) -> list[dict[str, str]]:
+    """A doubt per load point whose requests did not all end although nothing stopped them: a defect of the simulator,
+    and its figures are of the others only."""
+    out = []
+    for p in points:
+        stuck = int((np.isnan(p.found.last_s) & ~p.found.refused).sum())
+        if stuck and math.isinf(p.prepared.settings.limit_s):
+            what = f"{stuck:,} of {len(p.found.last_s):,} requests at {p.mode} {p.target:g} never ended"
+            why = "the simulated scheduler stood still, a defect of whywait; the figures leave these requests out"
+            out.append({"what": what, "why": why, "next": "do not use the figures, and report the command"})
+    return out
 
 
 def _point(p: Point, place: tuple[int, int, int], options: Options) -> tuple[Table, Table | None, dict[str, Any]]:
@@ -193,6 +209,17 @@ def _steps(p: Point, power: Drawn, start: int) -> Table:
     })  # fmt: skip
 
 
+def describe(d: Deployment) -> str:
+    """In a line: model, precision, devices, layout, engine."""
+    p, at = d.precision, d.layout
+    types = p.weights + (f", KV {p.kv}" if p.kv != "bf16" else "") + (f", experts {p.experts}" if p.experts else "")
+    ways = [f"{k}={getattr(at, k)}" for k in ("tp", "pp", "dp", "ep") if getattr(at, k) > 1]
+    ways += [f"pd={d.split.prefill}:{d.split.decode}"] if d.split else []
+    ways += [f"replicas={d.replicas}"] if d.replicas > 1 else []
+    where = f"{d.devices} × {d.machine.name}" + (f" ({', '.join(ways)})" if ways else "")
+    return f"{d.model.name} ({types}) on {where}, {d.engine.policy}"
+
+
 def shape_of(d: Deployment) -> Shape:
     """The model in totals, as a manifest keeps it."""
     a = d.model
@@ -218,7 +245,7 @@ def _manifest(d: Deployment, points: list[Point], o: Options) -> dict[str, Any]:
         "block_size": e.block, "devices": d.devices, "enable_prefix_caching": e.prefix_cache,
         "kv_dtype": "f16" if d.precision.kv == "bf16" else d.precision.kv,
         "ctx_per_slot": e.max_context or d.model.max_context,
-        "deployment": plain(d), "capacity": [c.as_dict() for c in capacities],
+        "described": describe(d), "deployment": plain(d), "capacity": [c.as_dict() for c in capacities],
     }  # fmt: skip
     machine = {"gpus": [{"name": d.machine.name} for _ in range(d.devices)], "source": d.machine.source,
                "engine_is_local": None}  # fmt: skip

@@ -141,7 +141,7 @@ def figures_of(p: Prepared, r: Result, t: Times, d: Deployment) -> dict[str, Any
         "output_tokens_per_s": float(np.nansum(made[ok])) / span,
         "requests_per_s": float(np.nansum(progress[ok])) / span, "progress": progress,
         "running": running, "waiting": _time(t.accepted, begun, low, high) / span,
-        "kv_use": _kv_use(p, t, low, high), "cached_share": float(cached.sum() / max(prompt.sum(), 1)),
+        "kv_use": _kv_use(p, r, t, low, high), "cached_share": float(cached.sum() / max(prompt.sum(), 1)),
         "seconds": span, "steady": steady, "preemptions": int(r.preempted[w:].sum()),
         "recomputed_tokens": int(r.recomputed[w:].sum()),
         "acceptance": r.accepted / r.drafted if r.drafted else None, "end_s": r.end_s - p.shift_s,
@@ -202,17 +202,25 @@ def window(t: Times) -> tuple[float, float, bool]:
     return low, high, True
 
 
-def _kv_use(p: Prepared, t: Times, low: float, high: float) -> float:
+def _kv_use(p: Prepared, r: Result, t: Times, low: float, high: float) -> float:
     """Share of the KV space held by requests in work: each holds its prompt from its start and half its answer on
-    average while it decodes. Of a split pair: of the decode engines."""
+    average while it decodes. Of a split pair: of the decode engines, from the start of the hand-over (until then the KV
+    is at the prefill engine). What is preempted counts on while it waits; the space is full then, and no more. What the
+    client gave up holds its KV on: the engine finishes it (see ``times``)."""
     pool, engines = p.pools[-1], p.settings.engines[-1]
     w = p.warmed
-    stop = np.where(np.isnan(t.last), t.end, t.last)
-    begin = t.scheduled if len(p.pools) == 1 else t.first
+    stop = np.where(np.isnan(r.last_s[w:]), r.end_s, r.last_s[w:]) - t.shift_s
+    begin = r.scheduled_s[w:] - t.shift_s
+    if len(p.pools) > 1:
+        s = p.settings
+        sent_s = s.handover_latency_s + s.handover_token_s * p.load.prompt[w:]
+        begin = (
+            r.first_s[w:] - t.shift_s - p.pools[0].reply_s + np.maximum(r.handover_s[w:] - sent_s, 0)
+        )  # NaN: not handed over
     held = (p.load.prompt[w:] + p.load.output[w:] / 2) / pool.block
     a, b = np.maximum(begin, low), np.minimum(stop, high)
     area = np.nansum(np.maximum(b - a, 0) * held)
-    return float(area / max(high - low, 1e-12) / max(pool.blocks * engines, 1))
+    return min(1.0, float(area / max(high - low, 1e-12) / max(pool.blocks * engines, 1)))
 
 
 def _overlap(a: Floats, b: Floats, low: float, high: float) -> Floats:

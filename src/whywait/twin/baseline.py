@@ -25,7 +25,7 @@ from whywait.physics.machines import Accelerator, find, machine
 from whywait.physics.models import BYTES, Shape
 from whywait.sim.deployment import Deployment, Engine, Speculation
 from whywait.sim.engines import engine_of
-from whywait.sim.techniques import apply, parse
+from whywait.sim.techniques import TECHNIQUES, apply, nearest, parse
 
 #: What an x86 core of a server does where nothing was measured: bytes/s from memory and flops/s in 32 bits. Guesses:
 #: the priors around them are wide.
@@ -99,13 +99,17 @@ def _given(text: str) -> tuple[dict[str, str], str]:
             if not equals or not value.strip():
                 raise UsageError(f"--baseline: {name} needs a value", f"{name}=…")
             keys[name.strip()] = value.strip()
-        else:
+        elif name.strip().partition(":")[0] in TECHNIQUES:
             rest.append(part)
+        else:
+            near = nearest(name.strip(), (*_OWN, *TECHNIQUES))
+            raise UsageError(f"--baseline has no {name.strip()!r}",
+                             f"its keys: {', '.join(_OWN)}; and techniques in use. Nearest: {near}")  # fmt: skip
     return keys, ",".join(rest)
 
 
 def _whole(keys: Mapping[str, str], name: str) -> int:
-    if not keys[name].isdigit() or int(keys[name]) < 1:
+    if not (keys[name].isascii() and keys[name].isdigit() and len(keys[name]) < 10) or int(keys[name]) < 1:
         raise UsageError(f"--baseline: {name}={keys[name]} is not a whole number of at least 1")
     return int(keys[name])
 

@@ -192,7 +192,8 @@ def measured_figures(run: Run, o: Observed, slo: Mapping[str, float], d: Deploym
         out["usd_per_million_tokens"] = price
     out["requests_per_s"] = request_rate(one, w, lat.ok) or math.nan
     if slo:
-        out["goodput_requests_per_s"] = goodput(one, slo, w).requests_per_s or math.nan
+        good = goodput(one, slo, w).requests_per_s
+        out["goodput_requests_per_s"] = math.nan if good is None else good
     span = (w.start_ns, w.end_ns)
     kv, power = gauge(run.readings, "kv_use", span, combine="mean"), gauge(run.readings, "power_watts", span, "gpu")
     if kv is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
 from typing import Any
 
-from whywait.errors import EXIT_OK
+from whywait.errors import EXIT_OK, UsageError
+from whywait.physics.machines import sources_in_full
 from whywait.report import catalog as report
 from whywait.sim import catalog as known
 from whywait.sim.engines import ENGINES, engine_of
@@ -19,16 +21,30 @@ KINDS = ("machines", "models", "techniques", "engines")
 
 def catalog(args: argparse.Namespace) -> int:
     known.use(args.catalog)
-    kinds = [args.what] if args.what else list(KINDS)
-    found: dict[str, Any] = {kind: _one(kind, args.name) if args.name else _all(kind) for kind in kinds}
+    kinds, name = [args.what] if args.what else list(KINDS), args.name
+    if args.what and args.what not in KINDS:  # an entry's own name stands for its kind, too
+        kinds, name = [_kind_of(args.what)], args.what
+    found: dict[str, Any] = {kind: _one(kind, name) if name else _all(kind) for kind in kinds}
     if args.json:
         json.dump(found, sys.stdout, indent=2, allow_nan=False, default=str)
         print()
-    elif args.name:
+    elif name:
         report.print_entry(found[kinds[0]])
     else:
         report.print_lists(found)
     return EXIT_OK
+
+
+def _kind_of(name: str) -> str:
+    """
+    Raises:
+        UsageError: nothing in the catalogue has that name.
+    """
+    for kind in KINDS:
+        with contextlib.suppress(UsageError):
+            _one(kind, name)
+            return kind
+    raise UsageError(f"the catalogue has neither a kind nor an entry {name!r}", f"kinds: {', '.join(KINDS)}")
 
 
 def _all(kind: str) -> list[dict[str, Any]]:
@@ -56,7 +72,8 @@ def _one(kind: str, name: str) -> dict[str, Any]:
 
 
 def _machine(m: Any) -> dict[str, Any]:
-    return {k: v for k, v in dataclasses.asdict(m).items() if k not in ("words", "unless", "scatter")}
+    found = {k: v for k, v in dataclasses.asdict(m).items() if k not in ("words", "unless", "scatter")}
+    return {**found, "source": sources_in_full(m)}
 
 
 def _technique(name: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from whywait.sim.front import Front
 from whywait.sim.front_engine import engines_of, warm_up
 from whywait.sim.front_service import servable, service_of
 from whywait.sim.jit import COMPILED
+from whywait.sim.result import describe
 from whywait.twin.asked import asked
 from whywait.twin.baseline import baseline_of
 from whywait.twin.model import Twin, points_of, prior_of
@@ -43,7 +44,7 @@ def serve_sim(args: argparse.Namespace) -> int:
     catalog.use(args.catalog)
     found, rests_on = _service(args)
     d = servable(found)
-    label = f"modelled: {simulating.describe(d)}; {rests_on}"
+    label = f"modelled: {describe(d)}; {rests_on}"
     service = replace(
         service_of(d, args.served_name, args.max_model_len, label),
         drawn=Lengths.parse(args.output_tokens), speed=args.speed, seed=args.seed,

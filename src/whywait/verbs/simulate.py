@@ -16,6 +16,7 @@ from whywait.load.recipe import Load, mean_rate
 from whywait.report import simulate as report
 from whywait.sim import catalog, techniques
 from whywait.sim.deployment import Deployment
+from whywait.sim.result import describe
 from whywait.verbs import measure
 
 LOADS = (1.0, 4.0, 16.0, 64.0)
@@ -26,16 +27,20 @@ def simulate(args: argparse.Namespace) -> int:
     catalog.use(args.catalog)
     deployment = deployment_of(args)
     workload = measure.workload_of(args)
+    loads, remarks = tuple(_loads(args, workload)), []
+    if _layout_is_open(args, deployment):
+        deployment, why = simulating.laid_out(deployment, workload, loads)
+        remarks.append(why)
     plan = simulating.Plan(
-        deployment, workload, tuple(_loads(args, workload)), measure.slo(args.slo) or measure.common_slo(workload),
-        workload.seed, args.draws, args.jobs, args.out, tuple(sys.argv[1:]),
+        deployment, workload, loads, measure.slo(args.slo) or measure.common_slo(workload), workload.seed, args.draws,
+        args.jobs, args.out, tuple(sys.argv[1:]), tuple(remarks),
     )  # fmt: skip
     found = simulating.simulate(plan, progress=_progress())
     if args.json:
         json.dump(found.as_dict(), sys.stdout, indent=2, allow_nan=False)
         print()
     else:
-        report.print_simulated(simulating.describe(deployment), found.as_dict(), found.result.headline)
+        report.print_simulated(describe(deployment), found.as_dict(), found.result.headline)
     failed = failed_gates(gates, found.result.summary)
     if failed:
         raise GateFailed("; ".join(failed))
@@ -52,6 +57,10 @@ def deployment_of(args: argparse.Namespace) -> Deployment:
         raise UsageError(
             "which machine, which model?", "such as --machine h200 --model llama-3.1-8b; 'whywait catalog' lists them"
         )
+    layout = {part.partition("=")[0].strip() for part in (args.layout or "").split(",")}
+    for technique, _ in techniques.parse(args.apply or ""):
+        if technique.name in layout:
+            raise UsageError(f"both --layout and --apply say {technique.name}", "say it once")
     d = simulating.deployment_of(
         args.machine, args.model, args.engine, precision=args.precision, count=args.count, layout=args.layout or ""
     )
@@ -61,6 +70,12 @@ def deployment_of(args: argparse.Namespace) -> Deployment:
         d, engine=dataclasses.replace(d.engine, **{k: v for k, v in limits.items() if v is not None})
     )
     return techniques.apply(args.apply or "", d)
+
+
+def _layout_is_open(args: argparse.Namespace, d: Deployment) -> bool:
+    """Whether devices are given and nobody said how they are used. A count of KV blocks is of one layout."""
+    said = {t.name for t, _ in techniques.parse(args.apply or "")} & {"tp", "pp", "dp", "ep", "replicas", "pd"}
+    return (args.count or 1) > 1 and not args.layout and not said and d.engine.kv_blocks is None
 
 
 def _loads(args: argparse.Namespace, workload: Workload) -> list[Load]:
