@@ -133,9 +133,9 @@ def _cache(at: int, rng: np.random.Generator) -> Iterator[Made]:
 def _work(at: int, rng: np.random.Generator) -> Iterator[Made]:
     """Work itself, where nothing stands in its way."""
     long = int(rng.integers(6000, 16000))
-    two = mixed((64, 200), (long, 4), 0.15)
-    yield ("neighbour", ("neighbour's prefill",), ("compute-bound prefill",), service(at, token_budget=16384), two,
-           _closed(12))  # fmt: skip
+    two = mixed((64, 200), (long, 4), 0.25)
+    yield ("neighbour", ("neighbour's prefill",), ("compute-bound prefill",),
+           service(at, token_budget=16384, max_seqs=12), two, _closed(12))  # fmt: skip
     yield ("prefill", ("compute-bound prefill",), BESIDE, service(at, token_budget=16384), chat(long, 2),
            _closed(4))  # fmt: skip
     yield ("weights", ("weight-read-bound decode", "want of load"), (), service(at), chat(100, 250), _closed(8))
