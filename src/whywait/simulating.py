@@ -33,7 +33,7 @@ from whywait.sim.engines import engine_of
 from whywait.sim.grid import Cell, grid, numbers
 from whywait.sim.jit import COMPILED
 from whywait.sim.loads import Options, cost_of
-from whywait.sim.result import MODELLED, Point, describe, run_of
+from whywait.sim.result import MODELLED, Point, describe, run_of, unfinished
 from whywait.sim.service import figures_of, run_point, window
 
 QUANTILES = (0.1, 0.9)  # of an 80 % interval
@@ -44,8 +44,8 @@ RATE_S, DOUBLED, MOST = 60.0, 2, 100_000  # s of load at a rate; how often it is
 ENOUGH = 400  # requests of a point where nobody says how many: they bound a p99
 SEEDS = 8
 SAME = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "goodput_share")  # of a point's summary
-#: Median absolute error of TPOT and TTFT (mean of a load) by engine without calibration, each configuration predicted by
-#: what others taught, limits as launched: the tables of docs/simulator.md. First dense models, then those with experts,
+#: Median absolute error of TPOT and TTFT (mean of a load) by engine without calibration, each configuration predicted
+#: by what others taught, limits as launched: the tables of docs/simulator.md. First dense models, then those with experts,
 #: latent or linear attention.
 COMPARED = ("H100 SXM", "H200 SXM", "B200", "B300")  # the machines of those
 KNOWN_ERROR = {
@@ -217,7 +217,8 @@ def simulate(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     bands = [_point(p, got[at : at + n], plan, told)
              for p, (at, n), told in zip(points, rows, kept.summary["points"], strict=True)]  # fmt: skip
     plan = dataclasses.replace(plan, remarks=(*plan.remarks, *_given_up(plan, kept.summary["points"])))
-    return Simulated(plan, kept, bands, notes(plan, [n for _, n in rows], bands))
+    said = [f"{doubt['what']}: {doubt['why']}" for doubt in unfinished(points)]
+    return Simulated(plan, kept, bands, said + notes(plan, [n for _, n in rows], bands))
 
 
 def _left_out(w: Workload) -> list[dict[str, str]]:

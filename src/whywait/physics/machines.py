@@ -126,10 +126,11 @@ def machine(name: str) -> Accelerator:
             raise UsageError(f"{name} describes {len(entries)} machines", "one entry per file")
         return entries[0]
     low = name.strip().lower()
-    if "," in low:
-        raise UsageError(f"{name!r} is more than one machine", "give one; simulate each of the others on its own")
     names = {known.lower(): a for a in MACHINES for known in (*a.also, a.name)}
-    found = names.get(low) or names.get(low.replace(" ", "-")) or find(name)
+    found = names.get(low) or names.get(low.replace(" ", "-"))
+    if found is None and "," in low:
+        raise UsageError(f"{name!r} is more than one machine", "give one; simulate each of the others on its own")
+    found = found or find(name)
     if found is None:
         near = difflib.get_close_matches(low, list(names), n=3, cutoff=0.3)
         hint = ", ".join(dict.fromkeys(names[n].also[0] for n in near))
