@@ -44,9 +44,9 @@ RATE_S, DOUBLED, MOST = 60.0, 2, 100_000  # s of load at a rate; how often it is
 ENOUGH = 400  # requests of a point where nobody says how many: they bound a p99
 SEEDS = 8
 SAME = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "goodput_share")  # of a point's summary
-#: Median absolute error of TPOT and TTFT (mean of a load) by engine without calibration, each configuration predicted
-#: by what others taught, limits as launched: the tables of docs/simulator.md. First dense models, then those with experts,
-#: latent or linear attention.
+#: Median absolute error of TPOT and TTFT (mean of a load) by engine without calibration; each configuration predicted
+#: by what others taught, limits as launched: the tables of docs/simulator.md. First dense models, then those with
+#: experts, latent or linear attention.
 COMPARED = ("H100 SXM", "H200 SXM", "B200", "B300")  # the machines of those
 KNOWN_ERROR = {
     "vllm": ((0.06, 0.19), (0.10, 0.19)),
