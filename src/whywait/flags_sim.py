@@ -28,6 +28,9 @@ def _deployment(p: argparse.ArgumentParser) -> None:
     g.add_argument("--model", metavar="NAME", help="llama-3.1-70b, …; or a folder with config.json, or a .gguf file")
     g.add_argument("--engine", default="vllm", metavar="NAME", help="vllm, sglang, trtllm, llama.cpp, static")
     g.add_argument("--precision", metavar="TYPE", help="fp8; or weights=fp8,kv=fp8 (default: as published)")
+    g.add_argument(
+        "--kernels", choices=("fitted", "aic"), default="fitted", help="times of operations: aic needs [aic]"
+    )
     g.add_argument("--count", type=positive, metavar="N", help="devices in all (default: what the layout uses)")
     g.add_argument("--layout", metavar="LIST", help="tp=2,replicas=2; pd=2:6; pp, dp, ep, routing")
     g.add_argument(

@@ -355,6 +355,8 @@ def cost_figures(d: Deployment, figures: dict[str, Any]) -> dict[str, Any]:
 def known_error(d: Deployment) -> str:
     """How wrong such predictions were where the truth is known, in words."""
     found = KNOWN_ERROR.get(d.engine.policy)
+    if d.efficiency.kernels != "fitted":
+        return f"known error: none, no measured service was compared with --kernels {d.efficiency.kernels}"
     if d.machine.name not in COMPARED:
         return f"known error: none, no measured service was compared on this machine ({d.machine.name})"
     if found is None:

@@ -21,4 +21,5 @@ class Efficiency:
     prefill_step: float = 1.0  # what a step with prefill in it costs on top
     frontend: float = 1.0  # before the queue, per request
     kv_space: float = 1.0  # blocks, against those computed
+    kernels: str = "fitted"  # whose times of operations: fitted, or aic (physics.aic, an optional extra)
     family: str = "vllm"  # whose kernels the fit is of: vllm, sglang, trtllm, llama.cpp

@@ -39,7 +39,7 @@ class Kernels:
 
     def product(self, op: Product, m: Floats) -> Floats:
         """One matrix product of ``m`` rows."""
-        kind = self._held(_product_kind(op.weights, op.compute))
+        kind = self._held(product_kind(op.weights, op.compute))
         flops = self.machine.flops if kind not in ("bf16", "int4_wo") else {"bf16": self.machine.flops["bf16"]}
         parts = rooflines.product((m, float(op.n), float(op.k)), op.weights, self.machine.read_bytes_per_s, flops)
         if op.weights.startswith(("q", "iq")):
@@ -63,7 +63,7 @@ class Kernels:
         shape = rooflines.ExpertShape(
             tokens, *(np.array(float(v)) for v in (op.hidden, op.inter, op.chosen, op.total, op.local))
         )
-        kind = self._held(_expert_kind(op.weights, op.compute))
+        kind = self._held(expert_kind(op.weights, op.compute))
         found = self.fit.typed("experts", kind)
         flops = self.machine.flops
         if kind == "bf16" or (kind if found is None else found[0]) in _WEIGHT_ONLY:
@@ -81,10 +81,10 @@ class Kernels:
         """Seconds of ``op`` at the data sheet's rates: its weights read once, its products multiplied. Which experts a
         batch reads is a matter of its routing: those of one token bound it."""
         if isinstance(op, Product):
-            products, kind, times = float(op.n) * op.k, _product_kind(op.weights, op.compute), 1.0
+            products, kind, times = float(op.n) * op.k, product_kind(op.weights, op.compute), 1.0
         else:
             products = 3.0 * op.hidden * op.inter * op.chosen * op.local / op.total
-            kind, times = _expert_kind(op.weights, op.compute), self.sheet.experts
+            kind, times = expert_kind(op.weights, op.compute), self.sheet.experts
         rate = self.machine.flops["bf16"] if kind in ("bf16", "int4_wo") else self._fastest()
         read = products * bytes_of(op.weights) / self.machine.read_bytes_per_s * self.sheet.weights
         return np.asarray(times * np.maximum(read, 2.0 * m * products / rate * self.sheet.compute), dtype=float)
@@ -244,7 +244,7 @@ def _sizes(a: Attention) -> list[str]:
     return [f"{t} {s}" for t in (kv, "bf16") for s in near]
 
 
-def _product_kind(weights: str, compute: str) -> str:
+def product_kind(weights: str, compute: str) -> str:
     """Whose measured efficiency holds: of products in few bits by their weights, of 16-bit ones whatever they read."""
     if compute in ("bf16", "bfloat16", "fp16", "f16", "fp32", "float32", "f32"):
         return "int4_wo" if weights in ("int4", "int4_wo", "awq", "gptq", "w4a16") else "bf16"
@@ -253,9 +253,9 @@ def _product_kind(weights: str, compute: str) -> str:
     return weights if weights in ("fp8", "fp8_block") else "fp8"
 
 
-def _expert_kind(weights: str, compute: str) -> str:
+def expert_kind(weights: str, compute: str) -> str:
     if weights == "mxfp4":
         return "mxfp4"
     if weights in ("int4", "int4_wo", "awq", "gptq", "w4a16"):
         return "int4_wo"
-    return _product_kind(weights, compute if weights not in ("fp4", "nvfp4") else "fp4")
+    return product_kind(weights, compute if weights not in ("fp4", "nvfp4") else "fp4")

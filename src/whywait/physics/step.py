@@ -135,7 +135,7 @@ def step_parts(  # noqa: PLR0917
     if ops.collectives and machine.link_bytes_per_s <= 0:
         raise UsageError(f"the link between devices of {machine.name} is not known", "give link_gbs in its entry")
     e = served(efficiency)
-    kernels = Kernels(machine, e, fit_of(machine, e.family), efficiency)
+    kernels = _kernels(arch, machine, layout, efficiency)
     host = host_of(e.family)
     unit = np.eye(len(RESOURCES))
     ways = layout.dp * layout.pp  # sequences spread over parts that work at the same time
@@ -169,6 +169,15 @@ def step_parts(  # noqa: PLR0917
     return StepParts(_GRID, linear, found["step"], unit[HOST] * e.prefill_step * prompts, found["seq"],
                      found["kv"], found["window"], window, found["prefill_seq"], found["pair"], found["window_pair"],
                      e.step * host["floor_s"], e.sequence * host["floor_seq_s"])  # fmt: skip
+
+
+def _kernels(arch: Arch, machine: Accelerator, layout: Layout, efficiency: Efficiency) -> Kernels:
+    """Whose times of operations ``efficiency`` asks for; what an extra brings is imported only then."""
+    if efficiency.kernels == "aic":
+        from whywait.physics.aic import AicKernels
+
+        return AicKernels(arch, machine, layout, efficiency)
+    return Kernels(machine, served(efficiency), fit_of(machine, efficiency.family), efficiency)
 
 
 def _linear(ops: Operations, kernels: Kernels, layout: Layout) -> Floats:

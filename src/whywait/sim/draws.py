@@ -31,4 +31,8 @@ def prior_draws(d: Deployment, n: int, seed: int) -> list[Efficiency]:
 
 def basis(d: Deployment) -> str:
     """What the prior of a deployment rests on, in words."""
+    if d.efficiency.kernels == "aic":
+        from whywait.physics import aic
+
+        return aic.basis(d.machine, family_of(d))
     return prior_of(d.machine, family_of(d)).basis

@@ -67,7 +67,9 @@ def deployment_of(args: argparse.Namespace) -> Deployment:
     limits = {"max_seqs": args.max_seqs, "token_budget": args.token_budget, "memory_share": args.memory_share,
               "kv_blocks": args.kv_blocks}  # fmt: skip
     d = dataclasses.replace(
-        d, engine=dataclasses.replace(d.engine, **{k: v for k, v in limits.items() if v is not None})
+        d,
+        engine=dataclasses.replace(d.engine, **{k: v for k, v in limits.items() if v is not None}),
+        efficiency=dataclasses.replace(d.efficiency, kernels=args.kernels),
     )
     return techniques.apply(args.apply or "", d)
 
