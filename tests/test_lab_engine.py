@@ -135,7 +135,8 @@ def test_an_unknown_engine_setting_or_a_taken_port_is_an_engine_that_died(tiny):
 
 
 PARENT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits it ignored
 from whywait.lab import launch
 from whywait.lab.settings import Settings
 with launch.launched(lambda: launch.start_embedded(Settings(model=sys.argv[1]))) as engine:
