@@ -222,11 +222,18 @@ def _kv_dtype(run: Run, shape: Shape) -> str:
 
 
 def _devices(run: Run) -> list[str]:
-    """What the devices call themselves: by the manifest, else by the labels of their readings."""
+    """The names of those that the engine uses, where the manifest says how many."""
+    names = device_names(run)
+    told = run.manifest.machine.get("gpus")
+    return names[: int(run.manifest.engine.get("devices") or len(names))] if told else names
+
+
+def device_names(run: Run) -> list[str]:
+    """What the machine's devices call themselves: by the manifest, else by the labels of their readings."""
     named: Iterable[Any] = run.manifest.machine.get("gpus") or ()
     names = [str(n.get("name", "") if isinstance(n, dict) else n) for n in named]
     if names:
-        return names[: int(run.manifest.engine.get("devices") or len(names))]
+        return names
     found = {}
     for name in ("busy_share", "power_watts"):
         for s in series(run.readings, name, "gpu"):

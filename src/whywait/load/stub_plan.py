@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from whywait.net.reply import DONE, sse
+from whywait.net.reply import DONE, envelope, sse
 from whywait.units import NS_PER_MS
 
 STAMP = 10**18  # any number of as many digits as a nanosecond of CLOCK_REALTIME has until the year 2286
@@ -195,13 +195,7 @@ class Writer:
 
     def __init__(self, ask: Ask, serial: int, created: int) -> None:
         self.ask, self.serial = ask, serial
-        kind = "chat.completion" if ask.chat else "text_completion"
-        self._base = {
-            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-{serial}",
-            "object": f"{kind}.chunk" if ask.chat and ask.stream else kind,
-            "created": created,
-            "model": ask.model,
-        }
+        self._base = envelope(str(serial), ask.chat, ask.stream, created, ask.model)
 
     def _choice(self, content: Mapping[str, Any] | str, finish: str | None = None) -> dict[str, Any]:
         inner: dict[str, Any] = {"delta": content} if self.ask.chat else {"text": content, "logprobs": None}

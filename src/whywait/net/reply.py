@@ -69,6 +69,13 @@ def sse(event: Mapping[str, Any]) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(event)
 
 
+def envelope(ident: str, chat: bool, stream: bool, created: int, model: str) -> dict[str, Any]:
+    """What every event of a chat completion or of a completion, or the whole answer, begins with."""
+    kind = "chat.completion" if chat else "text_completion"
+    return {"id": f"{'chatcmpl' if chat else 'cmpl'}-{ident}", "object": f"{kind}.chunk" if chat and stream else kind,
+            "created": created, "model": model}  # fmt: skip
+
+
 def error(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
     """The body of a refusal as OpenAI-compatible services write it."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

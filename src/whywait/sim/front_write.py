@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from whywait.net.reply import DONE, framed, sse
+from whywait.net.reply import DONE, envelope, framed, sse
 from whywait.sim.front_ask import WORD, WORD_ID, Ask
 
 FINGERPRINT = "whywait-sim"
@@ -27,13 +27,7 @@ class Answer:
 
     def __init__(self, ask: Ask, serial: int, created: int, chunked: bool) -> None:
         self.ask, self._chunked = ask, chunked
-        kind = "chat.completion" if ask.chat else "text_completion"
-        self._base = {
-            "id": f"{'chatcmpl' if ask.chat else 'cmpl'}-sim-{serial}",
-            "object": f"{kind}.chunk" if ask.chat and ask.stream else kind,
-            "created": created,
-            "model": ask.model,
-        }
+        self._base = envelope(f"sim-{serial}", ask.chat, ask.stream, created, ask.model)
         self._frames: dict[int, bytes] = {}
 
     def opening(self) -> bytes:

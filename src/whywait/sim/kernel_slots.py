@@ -63,8 +63,6 @@ def admit(w: World, eng: Engine, row: int, found: int, tokens: int) -> None:
     slot.decoding = 0
     slot.held = found if eng.slot_cache == 0 else 0
     slot.own = found
-    eng.queries += slot.prompt
-    eng.hits += slot.done
     if one.loaded > 0:
         eng.promised -= wanted(eng, one) - one.loaded
         one.loaded = 0

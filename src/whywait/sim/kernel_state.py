@@ -146,8 +146,6 @@ class Engine:
     made: int = 0
     preemptions: int = 0
     prompts: int = 0  # prompt tokens computed
-    queries: int = 0  # prompt tokens looked for in the cache
-    hits: int = 0
     drafted: int = 0
     accepted: int = 0
 

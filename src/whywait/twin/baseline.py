@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import delta, gauge, series
+from whywait.analyze.roofline import device_names
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge.facts_requests import reuse
@@ -128,7 +129,7 @@ def _machine(run: Run, keys: Mapping[str, str], facts: list[Fact]) -> tuple[Acce
     if "machine" in keys:
         facts.append(Fact("machine", keys["machine"], "given"))
         return _named(keys["machine"]), None, False
-    names = _device_names(run)
+    names = device_names(run)
     if names:
         found = find(names[0])
         if found is None:
@@ -146,19 +147,6 @@ def _named(name: str) -> Accelerator:
         return machine(name)
     except UsageError as exc:
         raise UsageError(f"--baseline: {exc.message}", exc.hint) from None
-
-
-def _device_names(run: Run) -> list[str]:
-    named = [g.get("name", "") if isinstance(g, dict) else g for g in run.manifest.machine.get("gpus") or ()]
-    if not named:
-        found = {}
-        for name in ("busy_share", "power_watts"):
-            for s in series(run.readings, name, "gpu"):
-                said = s.labels.get("name") or s.labels.get("modelName")
-                if said:
-                    found[s.labels.get("gpu", said)] = said
-        named = list(found.values())
-    return [str(n) for n in named]
 
 
 def _busy(run: Run, devices: int) -> int | None:
@@ -306,8 +294,8 @@ def _tensor_parallel(run: Run, devices: int | None, replicas: int, techniques: s
     if said:
         return 1
     if devices is None:
-        if len(_device_names(run)) > 1:
-            raise UsageError(f"the run names {len(_device_names(run))} devices, not how many the engine is spread over",
+        if len(device_names(run)) > 1:
+            raise UsageError(f"the run names {len(device_names(run))} devices, not how many the engine is spread over",
                              "--baseline tp=N")  # fmt: skip
         facts.append(Fact("devices", "1 per replica", "assumed", "--baseline tp=N if there were more"))
         return 1
