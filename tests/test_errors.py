@@ -10,7 +10,7 @@ from whywait import cli, errors
 from whywait.errors import WhywaitError
 
 PROMISED = {"GateFailed": 1, "UsageError": 2, "Undecided": 3, "ServiceError": 4, "InternalError": 5,
-            "Invalid": 6}  # fmt: skip
+            "Invalid": 6, "ArmNotStarted": 7}  # fmt: skip
 ALL = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, WhywaitError)]
 RAISED = [c for c in ALL if c is not WhywaitError]
 WRONG_FLAGS = [[], ["sing"], ["run", "--concurrency", "0"], ["run", "--concurrency", "2", "--rate", "3"]]

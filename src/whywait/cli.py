@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from whywait import __version__
+from whywait import __version__, flags_lab
 from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -21,6 +21,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "watch": ("whywait.verbs.watch:watch", "what a service in production waits on; sends no load"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
+    "ab": ("whywait.verbs.ab:ab", "two arms of an engine in alternating rounds, paired, until it is decided"),
+    "try": ("whywait.verbs.ab:try_technique", "a technique for real, against not having it: gain and price"),
     "probe": ("whywait.verbs.probe:probe", "what one stream costs, by single streams alone (no URL: as diagnose)"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
     "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
@@ -37,6 +39,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "watch": ("http://127.0.0.1:8000 --window 60s", "watch.md"),
     "show": ("whywait-runs/20261130-101500 --html report.html", "accounts.md"),
     "find": ("http://127.0.0.1:8000 --slo ttft=500ms@p95,tpot=50ms@p95", "find.md"),
+    "ab": ("--a embedded:slots=2 --b embedded:slots=8 --concurrency 8 --promise queue", "ab.md"),
+    "try": ("continuous-batching", "ab.md"),
     "probe": ("http://127.0.0.1:8000 --budget 2m", "probe.md"),
     "workload": ("fit requests.jsonl --out workload.toml", "workloads.md"),
     "record": ("--listen 127.0.0.1:9000 --upstream http://127.0.0.1:8000", "recording.md"),
@@ -57,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         prog="whywait",
         description="What is your LLM service actually waiting on, and what would fix it?",
         epilog="exit codes: 0 done, 1 a --fail-if gate failed, 2 usage, 3 undecided (--strict), 4 the service failed, "
-        "5 whywait's own fault, 6 the measurement is invalid (client late), 130 Ctrl-C",
+        "5 whywait's own fault, 6 the measurement is invalid (client late), 7 an arm of ab did not start, 130 Ctrl-C",
     )
     top.add_argument("--version", action="version", version=f"whywait {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
@@ -71,11 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _flags_run(p: argparse.ArgumentParser) -> None:
     _service(p)
-    load = p.add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=_positive, metavar="N", help="requests in flight (default 1)")
-    load.add_argument("--rate", type=_rate, metavar="R", help="requests per second, whatever comes back")
-    _load(p)
-    _output(p)
+    _one_point(p)
 
 
 def _flags_sweep(p: argparse.ArgumentParser) -> None:
@@ -143,6 +143,19 @@ def _flags_find(p: argparse.ArgumentParser) -> None:
     _output(p)
 
 
+def _flags_ab(p: argparse.ArgumentParser) -> None:
+    flags_lab.ab(p)
+    _asked(p)
+    _one_point(p)
+
+
+def _flags_try(p: argparse.ArgumentParser) -> None:
+    flags_lab.try_(p)
+    _asked(p)
+    _workload(p)
+    _output(p)
+
+
 def _flags_probe(p: argparse.ArgumentParser) -> None:
     _service(p)
     p.add_argument("--budget", default="60s", metavar="TIME", help="probe for about this long (default 1m)")
@@ -153,6 +166,9 @@ def _flags_probe(p: argparse.ArgumentParser) -> None:
         workload=None, prompt_tokens=None, output_tokens=None, language=None, temperature=None, slo=None, tokenizer=None
     )
     _kept(p)
+
+
+_flags_exam = flags_lab.exam
 
 
 def _flags_agent(p: argparse.ArgumentParser) -> None:
@@ -192,28 +208,13 @@ def _flags_record(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="the counts as JSON on stdout at the end")
 
 
-def _flags_exam(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["record", "keep", "score"],
-                   help="record: put the bottlenecks in and measure (half an hour or more; resumable); score: what "
-                   "today's verdicts make of recorded cases; keep: thin them")  # fmt: skip
-    p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of recorded cases (default: exam)")
-    p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
-    p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
-    p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
-    p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
-    p.add_argument("--list", action="store_true", help="score: list the cases instead")
-    p.add_argument("--json", action="store_true", help="score: as JSON on stdout")
-    p.add_argument(
-        "--blind",
-        metavar="WHAT",
-        help="score: without metrics, host, slots, stages, reference, half (several: a,b); each: a table",
-    )
-    p.add_argument("--page", metavar="FILE", help="score: also write it into this page, between its markers")
-
-
 def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of an OpenAI-compatible service")
     p.add_argument("--launch", metavar="COMMAND", help="start this engine, measure it, stop it: 'vllm serve …'")
+    _asked(p)
+
+
+def _asked(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", help="model name (default: the first the service lists)")
     p.add_argument(
         "--dialect",
@@ -272,6 +273,14 @@ def _workload(p: argparse.ArgumentParser) -> None:
     p.add_argument("--temperature", type=float, metavar="T", help="of the sampling (default 0)")
     p.add_argument("--language", metavar="LIST", help="of the prompts: en, zh, es, de, ar, code (default en)")
     p.add_argument("--seed", type=int, metavar="N", help="of lengths, arrivals and texts (default 1, or the file's)")
+
+
+def _one_point(p: argparse.ArgumentParser) -> None:
+    load = p.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=_positive, metavar="N", help="requests in flight (default 1; ab: 4)")
+    load.add_argument("--rate", type=_rate, metavar="R", help="requests per second, whatever comes back")
+    _load(p)
+    _output(p)
 
 
 def _load(p: argparse.ArgumentParser) -> None:

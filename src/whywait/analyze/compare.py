@@ -172,10 +172,10 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     size = RESOLUTION * float(np.mean(np.abs(np.concatenate([a, b]))))
     rng = np.random.default_rng(seed)
     ratio = _exp(_interval(logs, RESOLUTION, rng)) if positive else nothing
-    mean = (lambda x: float(np.exp(np.log(x).mean()))) if scale == RATIO else (lambda x: float(x.mean()))
+    usual = [float(np.exp(np.log(x).mean()) if scale == RATIO else x.mean()) for x in (a, b)]
     deltas = logs if scale == RATIO else b - a
     return Effect(
-        name, metric, mean(a), mean(b), len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
+        name, metric, usual[0], usual[1], len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
         tuple(deltas.tolist()), scale, RESOLUTION if scale == RATIO else size, _note(len(both)),
     )  # fmt: skip
 
@@ -221,7 +221,7 @@ def _at(point: Mapping[str, Any], name: str) -> float | None:
     found: Any = point
     for key in name.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+    return None if found is None else float(found)
 
 
 def _spread(ttft: Mapping[str, Any]) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -153,9 +153,7 @@ def decided(found: Sequence[Claim]) -> bool:
     return bool(found) and all(c.state != "undecided" for c in found)
 
 
-def _claim(
-    asked: Asked, effects: Mapping[str, Effect], rule: tuple[float, float], kind: str, promise: str
-) -> Claim:  # fmt: skip
+def _claim(asked: Asked, effects: Mapping[str, Effect], rule: tuple[float, float], kind: str, promise: str) -> Claim:
     metric = metric_of(asked.metric)
     text = f"B cuts what it promises to cut: {promise} ({metric.title})" if kind == "promise" else (
         f"B {'raises' if asked.up else 'lowers'} {metric.title}")  # fmt: skip
@@ -164,21 +162,25 @@ def _claim(
     none = Claim(asked.metric, asked.load, text, "undecided", "open", metric.scale, metric.unit, None, None, None, None,
                  None, e.n if e else 0, kind)  # fmt: skip
     if e is None or not e.n:
-        return Claim(**{**none.__dict__, "next_step": "no round knows this figure: give the engine's metrics, or an "
-                                                      "--slo for goodput"})  # fmt: skip
+        return replace(none, next_step="no round knows this figure: give the engine's metrics, or an --slo for goodput")
     alpha, share = rule
     d, margin = np.array(e.deltas), _margin(e, share, effects)
     mean, half = float(d.mean()), float(mean_half_width(d, alpha, e.floor))
     way = int(ways(d, alpha, margin, e.floor))
     if kind == "promise" and way in (SAME, OPEN) and (little := _hardly_waits(e, effects)):
-        return Claim(**{**_filled(none, e, mean, half).__dict__, "evidence": (little,),
-                        "next_step": "choose a load at which A waits for it"})  # fmt: skip
+        filled = _filled(none, e, mean, half)
+        return replace(filled, evidence=(little,), next_step="choose a load at which A waits for it")
     wanted = ABOVE if asked.up else BELOW
     state = "undecided" if way == OPEN else "holds" if way == wanted else "fails"
     found = _filled(none, e, mean, half)
-    return Claim(**{**found.__dict__, "state": state, "way": WAYS[way], "evidence": _evidence(e, found, way, share),
-                    "against": _against(e, mean, way, margin),
-                    "next_step": _more(e, mean, alpha, margin) if way == OPEN else ""})  # fmt: skip
+    return replace(
+        found,
+        state=state,
+        way=WAYS[way],
+        evidence=_evidence(e, found, way, share),
+        against=_against(e, mean, way, margin),
+        next_step=_more(e, alpha, margin) if way == OPEN else "",
+    )
 
 
 def _filled(none: Claim, e: Effect, mean: float, half: float) -> Claim:
@@ -186,7 +188,7 @@ def _filled(none: Claim, e: Effect, mean: float, half: float) -> Claim:
     if e.scale == RATIO:
         out = [None if v is None else math.exp(min(v, 700.0)) for v in out]
     value, low, high = out
-    return Claim(**{**none.__dict__, "scale": e.scale, "a": e.a, "b": e.b, "value": value, "low": low, "high": high})
+    return replace(none, scale=e.scale, a=e.a, b=e.b, value=value, low=low, high=high)
 
 
 def _margin(e: Effect, share: float, effects: Mapping[str, Effect]) -> float:
@@ -243,7 +245,7 @@ def _against(e: Effect, mean: float, way: int, margin: float) -> tuple[str, ...]
     return tuple(out)
 
 
-def _more(e: Effect, mean: float, alpha: float, margin: float) -> str:
+def _more(e: Effect, alpha: float, margin: float) -> str:
     n = pairs_needed(np.array(e.deltas), alpha, margin, e.floor)
     if n is None:
         return f"more than {FAR} pairs at this noise: make rounds longer (--requests, --duration) or the box quieter"
