@@ -1,4 +1,4 @@
-"""The journey of ``whywait ab`` and ``whywait try``: rounds of two arms in turn, paired, until what was asked is decided.
+"""The journey of ``whywait ab`` and ``whywait try``: rounds of two arms in turn, paired, until all is decided.
 
 Part of the application layer. A round is a Run like any other (``app.measure``), in a folder of its own; the trial
 keeps what it takes from each in ``trial.json``, after every round, and is judged from that alone.
@@ -36,6 +36,7 @@ from whywait.session import Options, Say, stderr
 
 NOTE = "trial.json"
 WARM_UP = "warm-up"
+LOOPS = 3  # of the fixed piece of work before and after each round; the best counts
 FACTS = ("name", "model", "kind", "slots", "ctx_per_slot", "kv_tokens", "threads")
 
 
@@ -43,7 +44,7 @@ FACTS = ("name", "model", "kind", "slots", "ctx_per_slot", "kv_tokens", "threads
 class Plan:
     """A trial, all of it said before the first round. ``loads``: the first is the main one, further ones have a label.
 
-    ``low`` and ``high`` are rounds of each arm, so pairs. ``exclude`` names rules (``analyze.disturbed.RULES``) by which
+    ``low`` and ``high`` are rounds of each arm, so pairs. ``exclude`` names rules (of ``analyze.disturbed``) by which
     a pair with a disturbed round does not count. ``warm`` is how many requests are sent before each round's points.
     """
 
@@ -192,10 +193,10 @@ def _round(plan: Plan, t: Trial, say: Say, watch: app.Watch | None) -> None:
     began = time.monotonic()
     with _started(arm, name, say) as engine:
         cpus = engine.cpus if engine is not None else cpu_split()[0]
-        before = calibration_ms(cpus)
+        before = calibration_ms(cpus, LOOPS)
         options = _options(plan, t, (name, pair), engine)
         result = app.measure(options, _with_warm_up(plan), say if not number else _quiet, watch, engine)
-        after = calibration_ms(cpus)
+        after = calibration_ms(cpus, LOOPS)
     told = _told(result, plan)
     t.rounds.append({
         "number": number, "arm": name, "pair": pair, "run": result.directory.name, "whole": not told["partial"],

@@ -19,7 +19,7 @@ NEIGHBOURS: Final = 0.1  # of the engine's cores (or of one core, where those ar
 FOREIGN: Final = 0.05  # of what we sent
 RULES: Final[Mapping[str, str]] = {
     "client": "the client was late, or did not keep the rate",
-    "neighbours": f"others used {NEIGHBOURS:.0%} or more of the engine's cores",
+    "neighbours": f"others used {NEIGHBOURS:.0%} or more of the engine's cores (not pinned: of one core)",
     "foreign": "the service also answered somebody else",
 }
 
@@ -31,7 +31,8 @@ def disturbances(run: Run, summary: Mapping[str, Any]) -> dict[str, str]:
         out["client"] = "; ".join(summary["invalid"])
     others = neighbours(run)
     if others is not None and others >= NEIGHBOURS:
-        out["neighbours"] = f"others used {percent(others)} of the engine's cores"
+        where = "the engine's cores" if run.manifest.engine.get("cpus") else "a core"
+        out["neighbours"] = f"others used {percent(others)} of {where}"
     beyond = [f for f in foreign(run) if abs(f.excess) > FOREIGN * max(f.sent_high, 1.0) and np.isfinite(f.sent_high)]
     if beyond:
         out["foreign"] = f"{beyond[0].name} moved by {beyond[0].excess:+.0f} beyond what was sent"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.compare import Effect, effects
+from whywait.analyze.compare import Effect, effects, metric_of
 from whywait.analyze.disturbed import RULES
 from whywait.analyze.stats import Doubt, Estimate
 from whywait.judge import paired
@@ -64,19 +64,18 @@ def headline(plan: Mapping[str, Any], claims: Sequence[Claim], pairs: int) -> st
     parts = []
     for c in claims:
         if c.state == "holds":
-            parts.append(f"{_short(c)} by {paired.said(c.value, c.scale, c.unit)}")
+            parts.append(f"{_short(c)} {paired.said(c.value, c.scale, c.unit)}")
         elif c.state == "fails":
-            why = "no change" if c.way == "same" else f"{paired.said(c.value, c.scale, c.unit)}, the other way"
-            parts.append(f"fails: {_short(c)} ({why})")
-    open_ = [c.metric for c in claims if c.state == "undecided"]
-    if open_:
+            why = "no change" if c.way == "same" else paired.said(c.value, c.scale, c.unit)
+            parts.append(f"{_short(c)} {why} (fails)")
+    if open_ := [_short(c) for c in claims if c.state == "undecided"]:
         parts.append(f"undecided: {', '.join(open_)}")
-    return "; ".join(parts)
+    return "B against A: " + "; ".join(parts)
 
 
 def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
     """A figure of a trial for ``--fail-if``: ``FIGURE[@LOAD].ratio``, ``.ratio_low``, ``.ratio_high``, ``.difference``,
-    ``.difference_low``, ``.difference_high``, ``.a`` or ``.b``. The bounds of what was claimed are the always-valid ones.
+    ``.difference_low``, ``.difference_high``, ``.a`` or ``.b``. Bounds of what was claimed are the always-valid ones.
 
     Raises:
         KeyError: there is no such figure.
@@ -161,8 +160,8 @@ def _doubts(
             next_ = "" if rule in plan["exclude"] else f"--exclude {rule} in the next trial, or a quieter machine"
             found.append(_doubt(f"rounds {where}: {what}", f"{at[0]['disturbed'][rule]}; {left}", next_))
     if drift["loop"] is not None and drift["loop"] > DRIFT:
-        found.append(_doubt("the machine itself did not stay the same", f"a fixed piece of work took up to "
-                            f"{percent(drift['loop'])} longer in some rounds", "a machine of its own, fixed clocks"))  # fmt: skip
+        why = f"a fixed piece of work took up to {percent(drift['loop'])} longer in some rounds"
+        found.append(_doubt("the machine itself did not stay the same", why, "a machine of its own, fixed clocks"))
     if drift["figure"] is not None and drift["figure_sure"] and abs(drift["figure"]) > DRIFT:
         why = f"{drift['name']} moved by {drift['figure']:+.0%} from the first round to the last, in both arms"
         found.append(_doubt("the rounds drift", why, "pairs cancel a steady drift; find what warms up or fills"))
@@ -171,8 +170,8 @@ def _doubts(
         known = [(a, b) for a, b in both if a and b]
         if known and abs(ratio := float(np.mean([b / a for a, b in known])) - 1) > LENGTHS:
             what = name.removeprefix("mean_").replace("_", " ")
-            found.append(_doubt("the arms did not do the same work", f"B had {ratio:+.0%} {what} per request",
-                                "the same model and tokenizer in both; let the workload ignore end-of-sequence"))  # fmt: skip
+            next_ = "the same model and tokenizer in both; let the workload ignore end-of-sequence"
+            found.append(_doubt("the arms did not do the same work", f"B had {ratio:+.0%} {what} per request", next_))
     by_arm = {arm: {_name(r["engine"].get("model")) for r in rounds if r["arm"] == arm} for arm in "AB"}
     if len(by_arm["A"] | by_arm["B"]) > 1 and rounds:
         found.append(_doubt("the arms serve models of different names", " and ".join(sorted(by_arm["A"] | by_arm["B"])),
@@ -189,18 +188,20 @@ def _doubt(what: str, why: str, next_: str) -> Doubt:
 
 
 def _short(c: Claim) -> str:
-    return c.claim if c.kind != "promise" else c.claim.replace("B cuts what it promises to cut: ", "B cuts ")
+    name = metric_of(c.metric).title + (f" at {c.load}" if c.load else "")
+    return f"{name} (promised to fall)" if c.kind == "promise" else name
 
 
 def _effect(e: Effect) -> dict[str, Any]:
     def three(x: Estimate) -> list[float | None]:
         return [x.value, x.lo, x.hi]
 
-    return _plain({
+    out: dict[str, Any] = _plain({
         "title": e.metric.title, "unit": e.metric.unit, "better": e.metric.better, "a": e.a, "b": e.b, "n": e.n,
         "scale": e.scale, "ratio": three(e.ratio), "difference": three(e.difference), "higher": e.higher,
         "moved": e.moved, "note": e.note,
     })  # fmt: skip
+    return out
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """What ``whywait try`` can run: each technique as data. Arm A goes without it, arm B with it, all else alike.
 
 A technique says beforehand what it promises to cut (a word of the closed vocabulary), what must be shown to have become
-better, and what it is expected to cost. ``EMBEDDED`` settings run on any machine; ``flags`` are what turns it off and on
-in engines that a user brings (``--engine 'vllm serve MODEL'``), as their documentation says.
+better, and what it is expected to cost. ``a`` and ``b`` are settings of the embedded engine, which runs on any machine;
+``flags`` are what turns it off and on in an engine that a user brings (``--engine 'vllm serve MODEL'``), as its
+documentation says.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Show:
-    """A claim: B moves ``metric`` ``up`` or down at the point labelled ``at``. ``price``: what it is expected to cost."""
+    """A claim: B moves ``metric`` ``up`` or down at the point labelled ``at``; ``price``: as what it costs."""
 
     metric: str
     up: bool

@@ -1,8 +1,8 @@
-"""A paired trial as text for a terminal: what was claimed first, then every effect, the waits that moved, the rounds."""
+"""A paired trial as text for a terminal: claims first, then every effect, the waits that moved, the rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from whywait.judge.paired import RATIO, said
+from whywait.analyze.compare import RATIO
+from whywait.judge.paired import said
 from whywait.report.text import DEVICE_NAMES, MARK, PHASE_NAMES, console
 from whywait.units import ms, number, percent, size
 
@@ -21,8 +22,8 @@ ROUND_HEAD = ("round", "arm", "fixed loop", "run", "disturbed")
 
 
 def amount(value: float | None, unit: str) -> str:
-    show = {"ms": ms, "share": percent, "bytes": size}.get(unit)
-    return show(value) if show else number(value)
+    show: dict[str, Callable[[float | None], str]] = {"ms": ms, "share": percent, "bytes": size}
+    return show[unit](value) if unit in show else number(value)
 
 
 def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
@@ -32,8 +33,9 @@ def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
         if name.startswith(SHARES) or not e["n"] or (not e["a"] and not e["b"]):
             continue
         value, low, high = e["ratio"] if e["scale"] == RATIO else e["difference"]
-        out.append([e["title"], amount(e["a"], e["unit"]), amount(e["b"], e["unit"]), said(value, e["scale"], e["unit"]),
-                    _between(low, high, e["scale"], e["unit"]), f"{e['higher']} of {e['n']}"])  # fmt: skip
+        unit = e["unit"]
+        out.append([e["title"], amount(e["a"], unit), amount(e["b"], unit), said(value, e["scale"], unit),
+                    _between(low, high, e["scale"], unit), f"{e['higher']} of {e['n']}"])  # fmt: skip
     return out
 
 
@@ -82,8 +84,9 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         if e["note"] and e["n"]:
             out.append(e["note"])
             break
-    out.append(f"Claims: all together right with {percent(1 - result['error_probability'])} however often looked at; a "
-               f"change below {percent(plan['margin'])} counts as none. Other figures: 95 % each, a description.")  # fmt: skip
+    right, least_change = percent(1 - result["error_probability"]), percent(plan["margin"])
+    out.append(f"Claims: all together right with {right} however often looked at; a change below {least_change} counts "
+               "as none. Other figures: 95 % each, a description.")  # fmt: skip
     for name, least in result["noise"].items():
         if name != "at" and least is not None:
             scale = result["effects"][next(iter(result["effects"]))][name]

@@ -1,4 +1,4 @@
-"""The page of a paired trial: claims, effects with their intervals, waits that moved, rounds. Stands alone, no script."""
+"""The page of a paired trial: claims, effects with intervals, waits that moved, rounds. Stands alone, no script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from whywait.judge.paired import RATIO, said
+from whywait.analyze.compare import RATIO
+from whywait.judge.paired import said
 from whywait.report import svg
 from whywait.report.html import HEAD, STATES
 from whywait.report.svg import Html, Plot, cat, clip, figure, flat, table, tag
@@ -49,8 +50,8 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def _card(c: Mapping[str, Any]) -> Html:
-    state = tag("p", STATES[c["state"]].replace("Ruled out", "Fails") + tag("span", f" · {KINDS[c['kind']]}", class_="how"),
-                class_="state")  # fmt: skip
+    kind = tag("span", f" · {KINDS[c['kind']]}", class_="how")
+    state = tag("p", STATES[c["state"]].replace("Ruled out", "Fails") + kind, class_="state")
     share = tag("p", tag("b", said(c["value"], c["scale"], c["unit"])) + f" in {c['pairs']} pairs", class_="share")
     rows = [("Evidence", c["evidence"]), ("Against", c["against"]), ("To settle it", [c["next_step"]])]
     facts = cat(tag("dt", n) + tag("dd", tag("ul", cat(tag("li", x) for x in xs))) for n, xs in rows if any(xs))
@@ -64,7 +65,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
     if not rows:
         return Html()
     ends = [abs(math.log(v)) for e in rows for v in e["ratio"] if v]
-    most = min(max(max(ends), 0.05) * 1.1, math.log(50))  # an interval of two rounds may be without end
+    most = min(max([*ends, 0.05]) * 1.1, math.log(50))  # an interval of two rounds may be without end
 
     def at(value: float | None, missing: float) -> float:
         share = math.log(value) / most if value else missing

@@ -125,8 +125,9 @@ def _finish(args: argparse.Namespace, t: trying.Trial, gates: list[Gate], shown:
         raise GateFailed("; ".join(failed))
     if not shown:
         left_out = {x["pair"] for x in result["excluded"]}
-        measure.raise_invalid(list(dict.fromkeys(why for r in t.rounds if r["pair"] not in left_out
-                                                 for why in r["invalid"])))  # fmt: skip
+        bad = [r for r in t.rounds if r["invalid"] and r["pair"] not in left_out]
+        where = ", ".join(f"{r['number'] + 1} ({r['arm']})" for r in bad)
+        measure.raise_invalid([f"in rounds {where}, as in the first of them {bad[0]['invalid'][0]}"] if bad else [])
     return EXIT_UNDECIDED if args.strict and not result["decided"] else EXIT_OK
 
 
@@ -247,5 +248,13 @@ def _list(args: argparse.Namespace) -> int:
 
 def _as_dict(t: Technique) -> dict[str, Any]:
     a, b = t.arms() or ("", "")
-    return {"says": t.says, "promise": t.promise, "cost": t.cost, "a": a, "b": b,
-            "shows": [dataclasses.asdict(s) for s in t.shows], "flags": {k: list(v) for k, v in t.flags.items()}}  # fmt: skip
+    shows = [dataclasses.asdict(s) for s in t.shows]
+    return {
+        "says": t.says,
+        "promise": t.promise,
+        "cost": t.cost,
+        "a": a,
+        "b": b,
+        "shows": shows,
+        "flags": dict(t.flags),
+    }
