@@ -78,13 +78,12 @@ class Plan:
             "technique": self.technique, "workload": o.workload.as_dict(), "slo": dict(o.slo), "model": o.model,
         }  # fmt: skip
 
-    def order(self) -> list[str]:
-        """Arms of the rounds: blocks of A B B A or B A A B, tossed up, so that drift favours neither."""
-        rng = np.random.default_rng([self.seed, 7])
-        out: list[str] = []
-        while len(out) < 2 * self.high:
-            out += list("BAAB" if rng.integers(2) else "ABBA")
-        return out[: 2 * self.high]
+
+def order(seed: int, rounds: int) -> list[str]:
+    """Arms of so many rounds: blocks of A B B A or B A A B, tossed up, so that drift favours neither."""
+    rng = np.random.default_rng([seed, 7])
+    blocks = ["BAAB" if toss else "ABBA" for toss in rng.integers(2, size=-(-rounds // 4))]
+    return list("".join(blocks))[:rounds]
 
 
 @dataclass
@@ -161,7 +160,7 @@ def _begun(plan: Plan, directory: Path, noise_of: str) -> Trial:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
         directory.mkdir(parents=True, exist_ok=True)
-        return Trial(plan.as_dict(), directory, order=plan.order(), noise_of=noise_of)
+        return Trial(plan.as_dict(), directory, order=order(plan.seed, 2 * plan.high), noise_of=noise_of)
     t = load(directory)
     mine = json.loads(json.dumps(plan.as_dict()))
     other = [k for k in mine if mine[k] != t.plan.get(k)]

@@ -162,7 +162,8 @@ def _claim(asked: Asked, effects: Mapping[str, Effect], rule: tuple[float, float
     none = Claim(asked.metric, asked.load, text, "undecided", "open", metric.scale, metric.unit, None, None, None, None,
                  None, e.n if e else 0, kind)  # fmt: skip
     if e is None or not e.n:
-        return replace(none, next_step="no round knows this figure: give the engine's metrics, or an --slo for goodput")
+        why = "no round knows this figure: give the engine's metrics, or an --slo for goodput"
+        return replace(none, next_step=why if effects else "no pair of rounds is whole yet")
     alpha, share = rule
     d, margin = np.array(e.deltas), _margin(e, share, effects)
     mean, half = float(d.mean()), float(mean_half_width(d, alpha, e.floor))

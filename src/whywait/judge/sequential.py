@@ -29,7 +29,7 @@ from whywait.core.table import Array
 CLIP = 2.0  # scores (measured / limit) count up to this: a failed request is inf
 CLEAR_FROM, CLEAR_Z = 50.0, 4.0  # effective requests, and standard errors, for ``clearing``
 TOP = 2.0  # the worst requests, this many times the share that may fail, show how bad ones would clump
-EFFECTS = 16.0  # variance of the effects expected, in that of one paired difference: rounds are made long enough for it
+EFFECTS = 8.0  # variance of the effects expected, in that of one paired difference: rounds are made long enough
 PIECES = 8  # of a probe, from which the interval of its slope is made
 # Alternatives, as a part of the way from the asked share to 1 (to say yes) and to 0 (to say no).
 _UP = np.array([0.3, 0.5, 0.7, 0.85, 0.95, 1.0])

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from whywait.analyze.compare import RATIO
+from whywait.analyze.compare import RATIO, metric_of
 from whywait.judge.paired import said
 from whywait.report.text import DEVICE_NAMES, MARK, PHASE_NAMES, console
 from whywait.units import ms, number, percent, size
@@ -53,7 +53,7 @@ def wait_rows(waits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def wait_name(w: Mapping[str, Any]) -> str:
-    kind, _, rest = w["name"].partition(".")
+    kind, _, rest = str(w["name"]).partition(".")
     if kind == "occupancy":
         return f"device: {DEVICE_NAMES.get(rest, rest)}"
     phase, _, cause = rest.partition(".")
@@ -64,14 +64,14 @@ def round_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and a row per round, in the order they were run, with the figures that were claimed."""
     load = next(iter(result["effects"]), "")
     asked = [a["metric"] for a in result["plan"]["asked"] if not a["load"]]
-    units = {n: result["effects"].get(load, {}).get(n, {}) for n in asked}
-    head = [*ROUND_HEAD[:2], *(units[n].get("title", n) for n in asked), *ROUND_HEAD[2:]]
+    units = {n: metric_of(n) for n in asked}
+    head = [*ROUND_HEAD[:2], *(m.title for m in units.values()), *ROUND_HEAD[2:]]
     out = []
     for r in result["rounds"]:
         found = r["figures"].get(load, {})
         loop = [v for v in r["calibration_ms"] if v is not None]
         why = "; ".join(r["disturbed"].values()) + ("" if r["whole"] else " cut short")
-        out.append([str(r["number"] + 1), r["arm"], *(amount(found.get(n), units[n].get("unit", "")) for n in asked),
+        out.append([str(r["number"] + 1), r["arm"], *(amount(found.get(n), m.unit) for n, m in units.items()),
                     ms(sum(loop) / len(loop)) if loop else "–", r["run"], why.strip()])  # fmt: skip
     return head, out
 
