@@ -155,8 +155,10 @@ def decided(found: Sequence[Claim]) -> bool:
 
 def _claim(asked: Asked, effects: Mapping[str, Effect], rule: tuple[float, float], kind: str, promise: str) -> Claim:
     metric = metric_of(asked.metric)
-    text = f"B cuts what it promises to cut: {promise} ({metric.title})" if kind == "promise" else (
-        f"B {'raises' if asked.up else 'lowers'} {metric.title}")  # fmt: skip
+    text = f"B {'raises' if asked.up else 'lowers'} {metric.title}"
+    if kind == "promise":
+        seen = "" if metric.title == promise else f" ({metric.title})"
+        text = f"B cuts what it promises to cut: {promise}{seen}"
     text += f" at {asked.load}" if asked.load else ""
     e = effects.get(asked.metric)
     none = Claim(asked.metric, asked.load, text, "undecided", "open", metric.scale, metric.unit, None, None, None, None,

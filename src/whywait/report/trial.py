@@ -12,9 +12,11 @@ from rich.text import Text
 
 from whywait.analyze.compare import RATIO, metric_of
 from whywait.judge.paired import said
-from whywait.report.text import DEVICE_NAMES, MARK, PHASE_NAMES, console
+from whywait.report.text import DEVICE_NAMES, PHASE_NAMES, console
 from whywait.units import ms, number, percent, size
 
+MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": ("○", "bold red")}
+NEED_SLO = ("goodput", "effective")  # what is the same as all of it where nothing was asked
 SHARES = ("phases.", "causes.", "occupancy.")
 EFFECT_HEAD = ("figure", "A", "B", "B against A", "95 %", "B higher in")
 WAIT_HEAD = ("wait", "A", "B", "moved by", "95 %", "")
@@ -26,12 +28,20 @@ def amount(value: float | None, unit: str) -> str:
     return show[unit](value) if unit in show else number(value)
 
 
+def told(result: Mapping[str, Any], load: str) -> dict[str, Any]:
+    """The effects at a load that are worth a row: known, no waits, and goodput only where an SLO asks for it."""
+    plan = result["plan"]
+    asked = bool(plan["slo"]) or any(c.get("slo") for c in plan["workload"].get("classes") or ())
+    left = SHARES if asked else (*SHARES, *NEED_SLO)
+    return {
+        n: e for n, e in result["effects"][load].items() if not n.startswith(left) and e["n"] and (e["a"] or e["b"])
+    }
+
+
 def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
-    """A row of EFFECT_HEAD per figure that is known, waits left out."""
+    """A row of EFFECT_HEAD each of :func:`told`."""
     out = []
-    for name, e in effects.items():
-        if name.startswith(SHARES) or not e["n"] or (not e["a"] and not e["b"]):
-            continue
+    for e in effects.values():
         value, low, high = e["ratio"] if e["scale"] == RATIO else e["difference"]
         unit = e["unit"]
         out.append([e["title"], amount(e["a"], unit), amount(e["b"], unit), said(value, e["scale"], unit),
@@ -70,9 +80,9 @@ def round_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     for r in result["rounds"]:
         found = r["figures"].get(load, {})
         loop = [v for v in r["calibration_ms"] if v is not None]
-        why = "; ".join(r["disturbed"].values()) + ("" if r["whole"] else " cut short")
+        why = ", ".join([*r["disturbed"], *([] if r["whole"] else ["cut short"])])
         out.append([str(r["number"] + 1), r["arm"], *(amount(found.get(n), m.unit) for n, m in units.items()),
-                    ms(sum(loop) / len(loop)) if loop else "–", r["run"], why.strip()])  # fmt: skip
+                    ms(sum(loop) / len(loop)) if loop else "–", r["run"], why])  # fmt: skip
     return head, out
 
 
@@ -108,8 +118,13 @@ def print_trial(result: Mapping[str, Any], directory: str, out: Console | None =
     out.print(Text(f"  A: {plan['a']}\n  B: {plan['b']}", style="dim"))
     for c in result["claims"]:
         _claim(out, c)
-    for load, found in result["effects"].items():
-        _table(out, EFFECT_HEAD, effect_rows(found), f"at {load}" if load else f"{result['pairs']} pairs of rounds")
+    for load in result["effects"]:
+        _table(
+            out,
+            EFFECT_HEAD,
+            effect_rows(told(result, load)),
+            f"at {load}" if load else f"{result['pairs']} pairs of rounds",
+        )
         if rows := wait_rows(result["waits"][load]):
             _table(out, WAIT_HEAD, rows, "waits that moved, per request; and of the device's time")
     _table(out, *round_rows(result), "rounds")

@@ -11,8 +11,9 @@ from whywait.judge.paired import said
 from whywait.report import svg
 from whywait.report.html import HEAD, STATES
 from whywait.report.svg import Html, Plot, cat, clip, figure, flat, table, tag
-from whywait.report.trial import EFFECT_HEAD, SHARES, WAIT_HEAD, effect_rows, notes, round_rows, wait_rows
+from whywait.report.trial import EFFECT_HEAD, WAIT_HEAD, effect_rows, notes, round_rows, told, wait_rows
 
+LOOKS = {"holds": "fails", "fails": "holds", "undecided": "undecided"}  # the report's alarm is a cause that holds
 KINDS = {"price": "expected price", "promise": "promise", "metric": "claim"}
 MOST = 16  # figures drawn; the table has all
 _ROW = 24
@@ -21,7 +22,8 @@ _ROW = 24
 def render(result: Mapping[str, Any]) -> str:
     """The page of ``trying.Trial.result()``."""
     parts = [("claims", "Claims", tag("div", cat(map(_card, result["claims"])), class_="grid two"))]
-    for i, (load, found) in enumerate(result["effects"].items()):
+    for i, load in enumerate(result["effects"]):
+        found = told(result, load)
         name = f"Effects at {load}" if load else "Effects"
         body = _forest(found, f"effects-{i}") + table(EFFECT_HEAD, effect_rows(found), name)
         if rows := wait_rows(result["waits"][load]):
@@ -56,12 +58,12 @@ def _card(c: Mapping[str, Any]) -> Html:
     rows = [("Evidence", c["evidence"]), ("Against", c["against"]), ("To settle it", [c["next_step"]])]
     facts = cat(tag("dt", n) + tag("dd", tag("ul", cat(tag("li", x) for x in xs))) for n, xs in rows if any(xs))
     body = state + tag("h3", c["claim"]) + share + (tag("dl", facts) if facts else "")
-    return tag("article", body, class_=f"card verdict {c['state']}")
+    return tag("article", body, class_=f"card verdict {LOOKS[c['state']]}")
 
 
 def _forest(effects: Mapping[str, Any], key: str) -> Html:
     """The ratio of every positive figure with its interval, on one logarithmic axis around no change."""
-    rows = [e for n, e in effects.items() if not n.startswith(SHARES) and e["scale"] == RATIO and e["ratio"][0]][:MOST]
+    rows = [e for e in effects.values() if e["scale"] == RATIO and e["ratio"][0]][:MOST]
     if not rows:
         return Html()
     ends = [abs(math.log(v)) for e in rows for v in e["ratio"] if v]
