@@ -298,6 +298,13 @@ def test_drift_and_unlike_work_are_doubts() -> None:
     assert found["claims"][0]["way"] not in ("above", "below")
 
 
+def test_effects_for_people() -> None:
+    ratios = [paired.said(v, "ratio", "ms") for v in (1.125, 0.5, 1.0, 12.5, 1e9, 1e-9, None)]
+    assert ratios == ["+12.5 %", "−50.0 %", "±0 %", "×12.5", "over ×1000", "under ÷1000", "–"]
+    units = (("ms", "−3.20 ms"), ("share", "−320 points"), ("J", "−3.20 J"))
+    assert all(paired.said(-3.2, "difference", unit) == text for unit, text in units)
+
+
 def test_gates_read_effects_and_claims() -> None:
     found = trial({"ttft_ms.p50": FASTER}, BASE)
     assert gate(found, ("ttft_ms", "p50", "ratio")) == pytest.approx(1.357, abs=0.01)

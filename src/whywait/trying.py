@@ -194,7 +194,7 @@ def _round(plan: Plan, t: Trial, say: Say, watch: app.Watch | None) -> None:
         cpus = engine.cpus if engine is not None else cpu_split()[0]
         before = calibration_ms(cpus, LOOPS)
         options = _options(plan, t, (name, pair), engine)
-        result = app.measure(options, _with_warm_up(plan), say if not number else _quiet, watch, engine)
+        result = app.measure(options, points_of(plan), say if not number else _quiet, watch, engine)
         after = calibration_ms(cpus, LOOPS)
     told = _told(result, plan)
     t.rounds.append({
@@ -246,7 +246,8 @@ def _options(plan: Plan, t: Trial, at: tuple[str, int], engine: Engine | None) -
     )
 
 
-def _with_warm_up(plan: Plan) -> list[Load]:
+def points_of(plan: Plan) -> list[Load]:
+    """The load points of every round: its warm-up, in no figure, and what is asked."""
     main = plan.loads[0]
     width = int(main.target) if main.mode == "concurrency" else 4
     n = max(2, width) if plan.warm is None else plan.warm

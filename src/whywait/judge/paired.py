@@ -28,6 +28,7 @@ from whywait.units import ms, number, percent
 ALPHA = 0.05  # that any claim of a trial is wrong, however often it is looked at
 MARGIN = 0.05  # a change below this is none
 LEAST_WAIT = 0.01  # of a request's time: what A does not wait for cannot be cut
+MANY = 1000  # times: what lies beyond is not told apart
 FAR = 400  # pairs: what would take more is not promised
 ABOVE, BELOW, SAME, OPEN = 1, -1, 0, 2
 
@@ -217,9 +218,13 @@ def _hardly_waits(e: Effect, effects: Mapping[str, Effect]) -> str:
 
 
 def said(value: float | None, scale: str, unit: str) -> str:
-    """An effect for people: ``+12.5 %`` of a ratio, ``−3.2 ms`` of a difference."""
+    """An effect for people: ``+12.5 %`` or ``×12.5`` of a ratio, ``−3.2 ms`` of a difference."""
     if value is None:
         return "–"
+    if scale == RATIO and not 1 / MANY < value < MANY:
+        return f"over ×{MANY}" if value > 1 else f"under ÷{MANY}"
+    if scale == RATIO and value > 10:
+        return f"×{number(value)}"
     amount = (value - 1) * 100 if scale == RATIO else value * 100 if unit == "share" else value
     sign = "+" if amount > 0 else "−" if amount < 0 else "±"
     size = number(abs(amount)) if scale == RATIO or unit == "share" else (ms if unit == "ms" else number)(abs(amount))

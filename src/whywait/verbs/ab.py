@@ -139,14 +139,17 @@ def _plan(
 ) -> trying.Plan:
     loads, asked, promise = said
     low, high = _rounds(args.rounds)
-    each = measure._ceiling(list(loads), options.workload)
-    options = dataclasses.replace(options, max_requests=None if each is None else 2 * high * each)
     if args.warm_up is not None and args.warm_up < 0:
         raise UsageError("--warm-up is a number of requests", "0 for none")
-    return trying.Plan(
+    if args.metrics_url and arms[0] != arms[1] and arms[0].kind == arms[1].kind == "url":
+        raise UsageError("--metrics-url would be read for both arms", "leave it out: each arm's own page is read")
+    plan = trying.Plan(
         *arms, options, loads, asked, promise, _margin(args.margin), low, high, tuple(args.exclude),
         options.workload.seed, args.warm_up,
     )  # fmt: skip
+    each = measure._ceiling(trying.points_of(plan), options.workload)
+    options = dataclasses.replace(options, max_requests=None if each is None else 2 * high * each)
+    return dataclasses.replace(plan, options=options)
 
 
 def _options(args: argparse.Namespace) -> app.Options:
