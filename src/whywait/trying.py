@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from whywait.core.secrets import cleaned
 from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
 from whywait.judge.paired import MARGIN, Asked
 from whywait.judge.trial import judged
-from whywait.lab.arms import Arm, command_of
+from whywait.lab.arms import EMBEDDED, Arm, command_of
 from whywait.lab.cpus import cpu_split
 from whywait.lab.faults import calibration_ms
 from whywait.lab.settings import Settings
@@ -37,6 +37,11 @@ from whywait.session import Options, Say, stderr
 NOTE = "trial.json"
 WARM_UP = "warm-up"
 LOOPS = 3  # of the fixed piece of work before and after each round; the best counts
+#: How an arm is started, by its kind; what is not here runs already.
+STARTERS: dict[str, Callable[[Arm, Say], contextlib.AbstractContextManager[Engine]]] = {
+    "command": lambda arm, say: app.command(command_of(arm), say=say),
+    EMBEDDED: lambda arm, say: app.embedded(Settings.from_dict(dict(arm.settings)), say=say),
+}
 FACTS = ("name", "model", "kind", "slots", "ctx_per_slot", "kv_tokens", "threads")
 
 
@@ -218,10 +223,8 @@ def _started(arm: Arm, name: str, say: Say) -> Iterator[Engine | None]:
     with contextlib.ExitStack() as stack:
         engine: Engine | None = None
         try:
-            if arm.kind == "command":
-                engine = stack.enter_context(app.command(command_of(arm), say=say))
-            elif arm.kind == "embedded":
-                engine = stack.enter_context(app.embedded(Settings.from_dict(dict(arm.settings)), say=say))
+            if arm.kind in STARTERS:
+                engine = stack.enter_context(STARTERS[arm.kind](arm, say))
         except EngineDied as exc:
             raise ArmNotStarted(f"arm {name} did not start: {exc.message}", exc.hint) from exc
         yield engine

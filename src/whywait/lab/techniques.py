@@ -19,11 +19,13 @@ from whywait.lab.arms import embedded_text, with_flags
 
 @dataclass(frozen=True)
 class Point:
-    """A load point of every round; the first of a technique is the main one and has no label."""
+    """A load point of every round; the first of a technique is the main one and has no label. ``target`` is in flight,
+    or per second where ``mode`` is rate."""
 
-    concurrency: int
+    target: float
     requests: int
     label: str = ""
+    mode: str = "concurrency"
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,12 @@ class Show:
 
 @dataclass(frozen=True)
 class Technique:
-    """``flags``: program → (flags of A, flags of B). ``says`` is one line; ``cost`` what is to be paid, in words."""
+    """``a`` and ``b``: settings of the embedded engine, or an arm as ``whywait ab`` takes it. ``flags``: program → (flags
+    of A, flags of B). ``says`` is one line; ``cost`` what is to be paid, in words."""
 
     says: str
-    a: Mapping[str, Any]
-    b: Mapping[str, Any]
+    a: Mapping[str, Any] | str
+    b: Mapping[str, Any] | str
     workload: Workload
     points: tuple[Point, ...]
     promise: str
@@ -53,7 +56,8 @@ class Technique:
     def arms(self, engine: str = "embedded", program: str = "") -> tuple[str, str] | None:
         """What ``whywait ab`` takes as --a and --b; None where there is no recipe for that program."""
         if engine == "embedded":
-            return embedded_text(self.a), embedded_text(self.b)
+            a, b = (x if isinstance(x, str) else embedded_text(x) for x in (self.a, self.b))
+            return a, b
         if program not in self.flags:
             return None
         off, on = self.flags[program]

@@ -65,7 +65,7 @@ def try_technique(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
                          "whywait ab --a … --b …")  # fmt: skip
     options = dataclasses.replace(_options(args), workload=measure._workload(args, found.workload))
-    loads = tuple(app.Load("concurrency", p.concurrency, p.requests, label=p.label or None) for p in found.points)
+    loads = tuple(app.Load(p.mode, float(p.target), p.requests, label=p.label or None) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
     plan = _plan(args, (arm_of(texts[0]), arm_of(texts[1])), options, (loads, asked, found.promise))
     return _run(args, dataclasses.replace(plan, technique=args.technique), gates)
@@ -128,7 +128,8 @@ def _finish(args: argparse.Namespace, t: trying.Trial, gates: list[Gate], shown:
         bad = [r for r in t.rounds if r["invalid"] and r["pair"] not in left_out]
         where = ", ".join(f"{r['number'] + 1} ({r['arm']})" for r in bad)
         measure.raise_invalid([f"in rounds {where}, as in the first of them {bad[0]['invalid'][0]}"] if bad else [])
-    return EXIT_UNDECIDED if args.strict and not result["decided"] else EXIT_OK
+    false = result["plan"]["same"] and any(c["way"] in ("above", "below") for c in result["claims"])
+    return EXIT_UNDECIDED if args.strict and (false or not result["decided"]) else EXIT_OK
 
 
 def _plan(
