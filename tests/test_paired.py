@@ -212,6 +212,15 @@ def test_claims_hold_fail_or_stay_open() -> None:
     assert not wild["decided"]
 
 
+def test_a_trial_is_judged_by_the_rule_that_was_simulated() -> None:
+    d = differences(rounds("two modes", np.random.default_rng(7), 40), 0.2)[..., :6]
+    said = ways(d, ALPHA / 3, math.log1p(MARGIN), compare.RESOLUTION)
+    for i, one in enumerate(d):
+        found = trial({k: v.tolist() for k, v in zip(BASE, one, strict=True)}, BASE)
+        assert [c["way"] for c in found["claims"]] == [paired.WAYS[int(w)] for w in said[i]]
+    assert len(set(said.ravel().tolist())) > 1
+
+
 def test_claims_are_of_what_was_named_and_share_one_error() -> None:
     alone = trial({"output_tokens_per_s": FASTER}, BASE)["claims"][0]
     among = trial({"output_tokens_per_s": FASTER, "ttft_ms.p50": FLAT, "tpot_ms.p50": FLAT}, BASE)["claims"][0]

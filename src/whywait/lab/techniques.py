@@ -40,8 +40,8 @@ class Show:
 
 @dataclass(frozen=True)
 class Technique:
-    """``a`` and ``b``: settings of the embedded engine, or an arm as ``whywait ab`` takes it. ``flags``: program → (flags
-    of A, flags of B). ``says`` is one line; ``cost`` what is to be paid, in words."""
+    """``a`` and ``b``: settings of the embedded engine, or an arm as ``whywait ab`` takes it. ``flags``: program →
+    (flags of A, flags of B). ``says`` is one line; ``cost`` what is to be paid, in words."""
 
     says: str
     a: Mapping[str, Any] | str
