@@ -19,7 +19,7 @@ from whywait.errors import UsageError
 from whywait.judge import paired
 from whywait.judge.paired import ABOVE, ALPHA, BELOW, MARGIN, SAME, Asked, asked_of, promise_of, ways
 from whywait.judge.sequential import mean_evidence, mean_half_width
-from whywait.judge.trial import gate, judged, surely_worse
+from whywait.judge.trial import _of_runs, gate, judged, surely_worse
 from whywait.judge.vocabulary import CAUSES
 from whywait.trying import order
 
@@ -186,7 +186,7 @@ def trial(d: dict[str, list[float]], base: dict[str, float], **plan: Any) -> dic
     for i in range(len(next(iter(d.values())))):
         for arm in "AB":
             found = {k: v * math.exp(d[k][i] if arm == "B" and k in d else 0.0) for k, v in base.items()}
-            out.append({"number": len(out), "arm": arm, "pair": i, "whole": True, "disturbed": {}, "engine": {},
+            out.append({"number": len(out), "arm": arm, "pair": i, "whole": True, "disturbed": {}, "engine": {}, "doubts": [], "run": "r",
                         "calibration_ms": [10.0, 10.0], "figures": {"": found}})  # fmt: skip
     return judged(whole, out)
 
@@ -279,7 +279,7 @@ def test_only_a_rule_said_before_leaves_rounds_out() -> None:
     plan = {"same": False, "loads": [{"label": None}], "asked": [vars(asked_of("ttft_ms.p50"))], "promise": "",
             "margin": MARGIN}  # fmt: skip
     made = [
-        {"number": i, "arm": "AB"[i % 2], "pair": i // 2, "whole": i != 7, "engine": {}, "calibration_ms": [None, None],
+        {"number": i, "arm": "AB"[i % 2], "pair": i // 2, "whole": i != 7, "engine": {}, "doubts": [], "run": "r", "calibration_ms": [None, None],
          "disturbed": {"neighbours": "others used 50 %"} if i == 2 else {}, "figures": {"": {"ttft_ms.p50": 50.0}}}
         for i in range(8)
     ]  # fmt: skip
@@ -293,7 +293,7 @@ def test_drift_and_unlike_work_are_doubts() -> None:
     plan = {"same": False, "loads": [{"label": None}], "asked": [vars(asked_of("ttft_ms.p50"))], "promise": "",
             "margin": MARGIN, "exclude": []}  # fmt: skip
     made = [
-        {"number": i, "arm": arm, "pair": i // 2, "whole": True, "engine": {}, "disturbed": {},
+        {"number": i, "arm": arm, "pair": i // 2, "whole": True, "engine": {}, "doubts": [], "run": "r", "disturbed": {},
          "calibration_ms": [10.0 + i, 10.0 + i],
          "figures": {"": {"ttft_ms.p50": 50.0 * 1.05**i, "mean_prompt_tokens": 100.0 if arm == "A" else 110.0}}}
         for i, arm in enumerate("ABBAABBA")
@@ -312,6 +312,13 @@ def test_effects_for_people() -> None:
     assert ratios == ["+12.5 %", "−50.0 %", "±0 %", "×12.5", "over ×1000", "under ÷1000", "–"]
     units = (("ms", "−3.20 ms"), ("share", "−320 points"), ("J", "−3.20 J"))
     assert all(paired.said(-3.2, "difference", unit) == text for unit, text in units)
+
+
+def test_what_the_runs_doubt_is_told_once() -> None:
+    made = [{"arm": arm, "run": f"round-{i}", "doubts": [f"{i} reads were coalesced", "power_w is unknown"]}
+            for i, arm in enumerate("ABB")]  # fmt: skip
+    assert _of_runs(made) == [{"what": "… reads were coalesced", "why": "so say the runs of 1 rounds of A and 2 of B",
+                               "next": "whywait show …/round-0"}]  # fmt: skip
 
 
 def test_gates_read_effects_and_claims() -> None:

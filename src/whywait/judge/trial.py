@@ -7,6 +7,7 @@ again by the same code.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from whywait.judge.paired import Asked, Claim
 from whywait.units import percent
 
 LENGTHS = 0.02  # mean tokens of the arms may differ by this share and still be the same work
+MOST_DOUBTS = 8
 DRIFT = 0.05  # of the fixed loop, and of the main figure from the first round to the last
 _Round = Mapping[str, Any]
 
@@ -172,10 +174,25 @@ def _doubts(
             what = name.removeprefix("mean_").replace("_", " ")
             next_ = "the same model and tokenizer in both; let the workload ignore end-of-sequence"
             found.append(_doubt("the arms did not do the same work", f"B had {ratio:+.0%} {what} per request", next_))
+    found += _of_runs(rounds)
     by_arm = {arm: {_name(r["engine"].get("model")) for r in rounds if r["arm"] == arm} for arm in "AB"}
     if len(by_arm["A"] | by_arm["B"]) > 1 and rounds:
         found.append(_doubt("the arms serve models of different names", " and ".join(sorted(by_arm["A"] | by_arm["B"])),
                             "sure that this is the comparison you want?"))  # fmt: skip
+    return found
+
+
+def _of_runs(rounds: Sequence[_Round]) -> list[Doubt]:
+    """The runs' own doubts, each once, with how many rounds of each arm have it; what was merely not read is left out."""
+    seen: dict[str, list[_Round]] = {}
+    for r in rounds:
+        for what in dict.fromkeys(re.sub(r"\d[\d.,]*", "…", d) for d in r["doubts"] if "unknown" not in d):
+            seen.setdefault(what, []).append(r)
+    found = []
+    for what, at in sorted(seen.items(), key=lambda x: -len(x[1]))[:MOST_DOUBTS]:
+        by_arm = [sum(r["arm"] == arm for r in at) for arm in "AB"]
+        why = f"so say the runs of {by_arm[0]} rounds of A and {by_arm[1]} of B"
+        found.append(_doubt(what, why, f"whywait show …/{at[0]['run']}"))
     return found
 
 
