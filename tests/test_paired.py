@@ -186,11 +186,12 @@ def trial(d: dict[str, list[float]], base: dict[str, float], **plan: Any) -> dic
     for i in range(len(next(iter(d.values())))):
         for arm in "AB":
             found = {k: v * math.exp(d[k][i] if arm == "B" and k in d else 0.0) for k, v in base.items()}
-            out.append({"number": len(out), "arm": arm, "pair": i, "whole": True, "disturbed": {}, "engine": {}, "doubts": [], "run": "r",
+            out.append({"number": len(out), "arm": arm, "pair": i, "whole": True, "disturbed": {}, **NO_WORD,
                         "calibration_ms": [10.0, 10.0], "figures": {"": found}})  # fmt: skip
     return judged(whole, out)
 
 
+NO_WORD: dict[str, Any] = {"engine": {}, "doubts": [], "run": "r"}
 FASTER = [0.30, 0.28, 0.33, 0.31]
 FLAT = [0.002, -0.003, 0.001, -0.001]
 BASE = {"output_tokens_per_s": 100.0, "ttft_ms.p50": 50.0, "tpot_ms.p50": 10.0}
@@ -279,7 +280,7 @@ def test_only_a_rule_said_before_leaves_rounds_out() -> None:
     plan = {"same": False, "loads": [{"label": None}], "asked": [vars(asked_of("ttft_ms.p50"))], "promise": "",
             "margin": MARGIN}  # fmt: skip
     made = [
-        {"number": i, "arm": "AB"[i % 2], "pair": i // 2, "whole": i != 7, "engine": {}, "doubts": [], "run": "r", "calibration_ms": [None, None],
+        {"number": i, "arm": "AB"[i % 2], "pair": i // 2, "whole": i != 7, **NO_WORD, "calibration_ms": [None, None],
          "disturbed": {"neighbours": "others used 50 %"} if i == 2 else {}, "figures": {"": {"ttft_ms.p50": 50.0}}}
         for i in range(8)
     ]  # fmt: skip
@@ -293,7 +294,7 @@ def test_drift_and_unlike_work_are_doubts() -> None:
     plan = {"same": False, "loads": [{"label": None}], "asked": [vars(asked_of("ttft_ms.p50"))], "promise": "",
             "margin": MARGIN, "exclude": []}  # fmt: skip
     made = [
-        {"number": i, "arm": arm, "pair": i // 2, "whole": True, "engine": {}, "doubts": [], "run": "r", "disturbed": {},
+        {"number": i, "arm": arm, "pair": i // 2, "whole": True, **NO_WORD, "disturbed": {},
          "calibration_ms": [10.0 + i, 10.0 + i],
          "figures": {"": {"ttft_ms.p50": 50.0 * 1.05**i, "mean_prompt_tokens": 100.0 if arm == "A" else 110.0}}}
         for i, arm in enumerate("ABBAABBA")
