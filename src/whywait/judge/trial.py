@@ -183,7 +183,7 @@ def _doubts(
 
 
 def _of_runs(rounds: Sequence[_Round]) -> list[Doubt]:
-    """The runs' own doubts, each once, with the rounds of each arm that have it; what was merely not read is left out."""
+    """The runs' own doubts, each once, with the rounds of each arm that have it; what was not read is left out."""
     seen: dict[str, list[_Round]] = {}
     for r in rounds:
         for what in dict.fromkeys(re.sub(r"\d[\d.,]*", "…", d) for d in r["doubts"] if "unknown" not in d):
