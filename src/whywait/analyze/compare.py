@@ -2,7 +2,7 @@
 
 A round is a Run of one arm; rounds come in pairs (one of A, one of B, next to each other in time, the same schedule and
 the same prompts), so that whatever drifts over a trial touches both alike. An effect is the mean over pairs: of
-ln(B / A) where a figure is a positive quantity, of B − A where it is a share or may be nothing.
+ln(B / A) where a figure is a positive quantity, of B − A where it is a share or was nothing in some round.
 
 Its interval is the wider of two at 95 %: the bootstrap over pairs (the expanded percentile interval, Hesterberg, *Am.
 Stat.* 69 (2015), section 5.2) and Student's t. Below six pairs no resampling reaches 95 % (the extremes of four pairs
@@ -137,7 +137,7 @@ def metric_of(name: str) -> Metric:
         return Metric(name.removeprefix(DEVICE), "share", NEITHER, DIFFERENCE)
     phase, _, cause = name.partition(".")[2].partition(".")
     if name.startswith((PHASE, CAUSE)) and phase in PHASES:
-        return Metric(f"{phase}: {cause}" if cause else phase, "ms", LOWER, DIFFERENCE)
+        return Metric(f"{phase}: {cause}" if cause else phase, "ms", LOWER)
     raise KeyError(name)
 
 

@@ -29,6 +29,7 @@ ALPHA = 0.05  # that any claim of a trial is wrong, however often it is looked a
 MARGIN = 0.05  # a change below this is none
 LEAST_WAIT = 0.01  # of a request's time: what A does not wait for cannot be cut
 MANY = 1000  # times: what lies beyond is not told apart
+WORTH = 0.005  # of a request's time, or of the device's: less is not worth a line
 FAR = 400  # pairs: what would take more is not promised
 ABOVE, BELOW, SAME, OPEN = 1, -1, 0, 2
 
@@ -197,11 +198,11 @@ def _filled(none: Claim, e: Effect, mean: float, half: float) -> Claim:
 
 def _margin(e: Effect, share: float, effects: Mapping[str, Effect]) -> float:
     """The least change that counts, on the scale of the deltas: of a wait as a part of the request's time."""
+    usual = abs(e.a or 0.0)
+    least = share * (_request_ms(effects) if e.name.startswith((PHASE, CAUSE)) else usual)
     if e.scale == RATIO:
-        return math.log1p(share)
-    if e.metric.unit == "share":
-        return share
-    return share * (_request_ms(effects) if e.name.startswith((PHASE, CAUSE)) else abs(e.a or 0.0))
+        return math.log1p(least / usual)
+    return share if e.metric.unit == "share" else least
 
 
 def _request_ms(effects: Mapping[str, Effect]) -> float:
@@ -280,26 +281,32 @@ def half_width_of(sd: float, n: int, alpha: float) -> float:
 
 
 def waits(effects: Mapping[str, Effect], promise: str = "") -> list[dict[str, Any]]:
-    """Which waits moved, request account first, each by the size of its move: ``name, title, account, a, b, value, low,
-    high, unit, way, promised``. By 95 % intervals one at a time: a description, no claim.
+    """Which waits moved, request account first, by the size of their moves: ``name, title, account, a, b, difference``
+    and, on ``scale``, ``value, low, high``; ``unit, way, promised``. By 95 % intervals one at a time: a description, no
+    claim. What moved by less than ``WORTH`` of a request's (the device's) time is left out.
 
     ``promised`` says that it is what B promised to cut; what grew (``way`` above) is the other side of it.
     """
-    target = promise_of(promise).metric if promise else ""
+    target, whole = promise_of(promise).metric if promise else "", _request_ms(effects)
     out = []
     for name, e in effects.items():
-        if not name.startswith((PHASE, CAUSE, DEVICE)) or not e.n or not (e.moved or name == target):
+        if not name.startswith((PHASE, CAUSE, DEVICE)) or not e.n:
             continue
+        size = abs(e.difference.value or 0.0) / (1.0 if e.metric.unit == "share" else whole or 1.0)
+        if name != target and not (e.moved and size >= WORTH):
+            continue
+        value, low, high = (e.ratio if e.scale == RATIO else e.difference)[:3]
         out.append({
             "name": name, "title": e.metric.title, "account": "device" if name.startswith(DEVICE) else "request",
-            "a": e.a, "b": e.b, "value": e.difference.value, "low": e.difference.lo, "high": e.difference.hi,
-            "unit": e.metric.unit, "way": WAYS[e.moved] if e.moved else "open", "promised": name == target,
+            "a": e.a, "b": e.b, "difference": e.difference.value, "value": value, "low": low, "high": high,
+            "unit": e.metric.unit, "scale": e.scale, "way": WAYS[e.moved] if e.moved else "open",
+            "promised": name == target,
         })  # fmt: skip
-    return sorted(out, key=lambda w: (w["account"] == "device", -abs(w["value"])))
+    return sorted(out, key=lambda w: (w["account"] == "device", -abs(w["difference"])))
 
 
 def noise(effects: Mapping[str, Effect], names: Sequence[str], pairs: int) -> dict[str, float | None]:
-    """The least change (a share of a ratio, else in the figure's unit) that ``pairs`` such pairs would surely see."""
+    """The least change (a share of a ratio, else in its unit) that ``pairs`` such pairs would surely see."""
     alpha = ALPHA / max(1, len(names))
     out: dict[str, float | None] = {}
     for name in names:

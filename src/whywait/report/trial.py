@@ -19,7 +19,7 @@ MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": (
 NEED_SLO = ("goodput", "effective")  # what is the same as all of it where nothing was asked
 SHARES = ("phases.", "causes.", "occupancy.")
 EFFECT_HEAD = ("figure", "A", "B", "B against A", "95 %", "B higher in")
-WAIT_HEAD = ("wait", "A", "B", "moved by", "95 %", "")
+WAIT_HEAD = ("wait", "A", "B", "moved by", "B against A", "95 %", "")
 ROUND_HEAD = ("round", "arm", "fixed loop", "run", "disturbed")
 
 
@@ -56,9 +56,10 @@ def wait_rows(waits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         against = "promised to fall" if w["promised"] else "grew" if w["way"] == "above" else ""
         if w["promised"] and w["way"] == "above":
             against = "promised to fall, and grew"
-        out.append([wait_name(w), amount(w["a"], w["unit"]), amount(w["b"], w["unit"]),
-                    said(w["value"], "difference", w["unit"]),
-                    _between(w["low"], w["high"], "difference", w["unit"]), against])  # fmt: skip
+        unit, scale = w["unit"], w["scale"]
+        ratio = said(w["value"], scale, unit) if scale == RATIO else ""
+        out.append([wait_name(w), amount(w["a"], unit), amount(w["b"], unit), said(w["difference"], "difference", unit),
+                    ratio, _between(w["low"], w["high"], scale, unit), against])  # fmt: skip
     return out
 
 
