@@ -128,7 +128,7 @@ def trial(plan: Plan, directory: Path, say: Say = stderr, watch: app.Watch | Non
     """
     t = _begun(plan, directory, noise_of)
     try:
-        while not (t.partial and _over(plan, t)):
+        while not _over(plan, t):
             _round(plan, t, say, watch)
             t.save()
             if t.interrupted:
@@ -174,7 +174,8 @@ def _begun(plan: Plan, directory: Path, noise_of: str) -> Trial:
     t.rounds = [r for r in t.rounds if r["whole"]]
     if len(t.rounds) % 2:  # the second of a pair comes right after the first, or they are no pair
         t.rounds.pop()
-    t.partial = t.partial or "it was cut off"
+    # What is measured again must not be found in the cache of a service that ran on.
+    t.partial, t.salt = t.partial or "it was cut off", os.urandom(4).hex()
     if _over(plan, t):
         raise UsageError(f"{directory} holds this trial, and it is whole", f"whywait show {directory}")
     return t
@@ -244,7 +245,7 @@ def _options(plan: Plan, t: Trial, at: tuple[str, int], engine: Engine | None) -
         url=engine.url if engine is not None else arm.text,
         out=str(folder),
         salt=f"{t.salt}-{pair}{own}",
-        text_seed=o.workload.seed + 1_000_003 * pair + (500_009 if own == "b" else 0),
+        text_seed=o.workload.seed + int(t.salt, 16) + 1_000_003 * pair + (500_009 if own == "b" else 0),
         floor=o.floor and not t.rounds,
     )
 
