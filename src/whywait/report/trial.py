@@ -53,7 +53,8 @@ def wait_rows(waits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row of WAIT_HEAD per wait that moved; the last cell says what that has to do with the promise."""
     out = []
     for w in waits:
-        against = "promised to fall" if w["promised"] else "grew" if w["way"] == "above" else ""
+        grew = w["way"] == "above" and w["account"] == "request"
+        against = "promised to fall" if w["promised"] else "grew" if grew else ""
         if w["promised"] and w["way"] == "above":
             against = "promised to fall, and grew"
         unit, scale = w["unit"], w["scale"]
