@@ -79,7 +79,6 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         shows=(
             Show("output_tokens_per_s", True),
             Show("ttft_ms.mean", False),
-            Show("ttft_ms.spread", False),
             Show("tpot_ms.mean", True, price=True),
             Show("tpot_ms.mean", True, "single stream", price=True),
         ),
