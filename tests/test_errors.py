@@ -10,7 +10,7 @@ from whywait import cli, errors
 from whywait.errors import WhywaitError
 
 PROMISED = {"GateFailed": 1, "UsageError": 2, "Undecided": 3, "ServiceError": 4, "InternalError": 5,
-            "Invalid": 6}  # fmt: skip
+            "Invalid": 6, "ArmNotStarted": 7}  # fmt: skip
 ALL = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, WhywaitError)]
 RAISED = [c for c in ALL if c is not WhywaitError]
 WRONG_FLAGS = [[], ["sing"], ["run", "--concurrency", "0"], ["run", "--concurrency", "2", "--rate", "3"]]
@@ -103,4 +103,5 @@ def test_usage_errors_of_flags_have_the_code_of_usage(argv, capsys):
 def test_the_help_names_the_codes():
     text = " ".join(cli.parser().format_help().split())
     assert "0 done, 1 a --fail-if gate failed, 2 usage, 3 undecided (--strict), 4 the service failed" in text
-    assert "5 whywait's own fault, 6 the measurement is invalid (client late), 130 Ctrl-C" in text
+    assert "5 whywait's own fault, 6 the measurement is invalid (client late)" in text
+    assert "7 an arm of ab did not start, 130 Ctrl-C" in text

@@ -46,6 +46,7 @@ MAY: dict[str, set[str]] = {
     "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "app"},
     "twin": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge"},
     "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin"},
+    "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "exam": {*FLOOR, *PRODUCERS, "session", "app"},
     "exam_blind": set(CORE),
     "exam_score": {*CORE, "lab", "judge", "app", "exam", "exam_blind"},
@@ -63,6 +64,7 @@ MAY: dict[str, set[str]] = {
         "simulating",
         "twin",
         "whatif",
+        "trying",
         "observing",
         "reading",
         "exam",
@@ -71,11 +73,12 @@ MAY: dict[str, set[str]] = {
         "exam_sim",
     },
     "flags": {"whywait"},
+    "flags_lab": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "cli": {"whywait", "errors", "verbs", "flags", "flags_sim"},
+    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim"},
     "__main__": {"cli"},
 }
-CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_sim"}
+CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim"}
 
 
 def part(module: str) -> str:

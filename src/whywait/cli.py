@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from whywait import __version__, flags, flags_sim
+from whywait import __version__, flags, flags_lab, flags_sim
 from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -21,6 +21,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "watch": ("whywait.verbs.watch:watch", "what a service in production waits on; sends no load"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
+    "ab": ("whywait.verbs.ab:ab", "two arms of an engine in alternating rounds, paired, until it is decided"),
+    "try": ("whywait.verbs.ab:try_technique", "a technique for real, against not having it: gain and price"),
     "probe": ("whywait.verbs.probe:probe", "what one stream costs, by single streams alone (no URL: as diagnose)"),
     "simulate": ("whywait.verbs.simulate:simulate", "what a GPU, a model and a layout would do under a load; modelled"),
     "what-if": ("whywait.verbs.whatif:what_if", "what a change would do to the service of a saved run; modelled"),
@@ -41,6 +43,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "watch": ("http://127.0.0.1:8000 --window 60s", "watch.md"),
     "show": ("whywait-runs/20261130-101500 --html report.html", "accounts.md"),
     "find": ("http://127.0.0.1:8000 --slo ttft=500ms@p95,tpot=50ms@p95", "find.md"),
+    "ab": ("--a embedded:slots=2 --b embedded:slots=8 --concurrency 8 --promise queue", "ab.md"),
+    "try": ("continuous-batching", "ab.md"),
     "probe": ("http://127.0.0.1:8000 --budget 2m", "probe.md"),
     "simulate": ("--machine h200 --model llama-3.1-70b --layout tp=2 --concurrency 1,8,32", "simulate.md"),
     "what-if": ("whywait-runs/20261130-101500 --machine h200 --apply fp8-kv", "what-if.md"),
@@ -65,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         prog="whywait",
         description="What is your LLM service actually waiting on, and what would fix it?",
         epilog="exit codes: 0 done, 1 a --fail-if gate failed, 2 usage, 3 undecided (--strict), 4 the service failed, "
-        "5 whywait's own fault, 6 the measurement is invalid (client late), 130 Ctrl-C",
+        "5 whywait's own fault, 6 the measurement is invalid (client late), 7 an arm of ab did not start, 130 Ctrl-C",
     )
     top.add_argument("--version", action="version", version=f"whywait {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
@@ -78,9 +82,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def flags_of(verb: str) -> Callable[[argparse.ArgumentParser], None]:
-    """What adds the flags of a verb: the function of its name in ``flags`` or ``flags_sim``."""
-    name = verb.replace("-", "_")
-    found: Callable[[argparse.ArgumentParser], None] = getattr(flags_sim, name, None) or getattr(flags, name)
+    """What adds the flags of a verb: the function of its name in one of the modules of flags."""
+    name = {"try": "try_"}.get(verb, verb.replace("-", "_"))
+    found: Callable[[argparse.ArgumentParser], None] = next(
+        getattr(module, name) for module in (flags_sim, flags_lab, flags) if hasattr(module, name)
+    )
     return found
 
 

@@ -14,6 +14,7 @@
     ├── GateFailed            exit 1    a --fail-if condition or an SLO gate is not met
     ├── Undecided             exit 3    no verdict is supported (only with --strict)
     ├── Invalid               exit 6    the measurement is invalid: the client was late or did not keep the rate
+    ├── ArmNotStarted         exit 7    an engine of a paired trial did not start
     └── InternalError         exit 5    ours: a bug in whywait
 
 Each error carries one line that says what is wrong (``message``) and one that says what to try (``hint``).
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 EXIT_OK, EXIT_GATE, EXIT_USAGE, EXIT_UNDECIDED, EXIT_SERVICE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-EXIT_INVALID = 6
+EXIT_INVALID, EXIT_START = 6, 7
 
 
 clean: Callable[[str], str] = str  # cuts secrets out of a text; core/secrets.py puts its own here when it learns of one
@@ -104,6 +105,13 @@ class Invalid(WhywaitError):
 
     exit_code = EXIT_INVALID
     whose = "the client"
+
+
+class ArmNotStarted(WhywaitError):
+    """One side of a paired trial; what its engine said last is in the message."""
+
+    exit_code = EXIT_START
+    whose = "the engine"
 
 
 class InternalError(WhywaitError):

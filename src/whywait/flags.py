@@ -8,11 +8,15 @@ import argparse
 
 def run(p: argparse.ArgumentParser) -> None:
     _service(p)
+    one_point(p)
+
+
+def one_point(p: argparse.ArgumentParser) -> None:
     load = p.add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=positive, metavar="N", help="requests in flight (default 1)")
+    load.add_argument("--concurrency", type=positive, metavar="N", help="requests in flight (default 1; ab: 4)")
     load.add_argument("--rate", type=rate, metavar="R", help="requests per second, whatever comes back")
     _load(p)
-    _output(p)
+    output(p)
 
 
 def sweep(p: argparse.ArgumentParser) -> None:
@@ -21,7 +25,7 @@ def sweep(p: argparse.ArgumentParser) -> None:
     load.add_argument("--concurrency", type=positives, metavar="A,B,…", help="default 1,4,16,32")
     load.add_argument("--rate", type=rates, metavar="A,B,…", help="requests per second")
     _load(p)
-    _output(p)
+    output(p)
 
 
 def resume(p: argparse.ArgumentParser) -> None:
@@ -31,14 +35,14 @@ def resume(p: argparse.ArgumentParser) -> None:
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
     _reach(p)
-    _output(p)
+    output(p)
 
 
 def diagnose(p: argparse.ArgumentParser) -> None:
     _service(p)
     p.add_argument("--budget", default="180s", metavar="TIME", help="measure for about this long (default 3m)")
-    _workload(p)
-    _output(p)
+    workload_flags(p)
+    output(p)
     p.add_argument(
         "--slots", type=positive, metavar="N", help="embedded engine: requests it works on at once (default 4)"
     )
@@ -76,8 +80,8 @@ def find(p: argparse.ArgumentParser) -> None:
     p.add_argument("--budget", default="10m", metavar="TIME", help="search for about this long (default 10m)")
     p.add_argument("--share", type=float, default=0.95, metavar="S", help="of requests, where --slo has no @pNN (0.95)")
     p.add_argument("--max-rate", type=rate, metavar="R", help="never more requests per second than this")
-    _workload(p)
-    _output(p)
+    workload_flags(p)
+    output(p)
 
 
 def probe(p: argparse.ArgumentParser) -> None:
@@ -129,33 +133,14 @@ def record(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="the counts as JSON on stdout at the end")
 
 
-def exam(p: argparse.ArgumentParser) -> None:
-    p.add_argument("action", choices=["record", "keep", "score", "simulate"],
-                   help="record: put the bottlenecks in and measure (half an hour or more; resumable); score: what "
-                   "today's verdicts make of recorded cases; keep: thin them; simulate: score simulated services "
-                   "whose bottleneck is built in")  # fmt: skip
-    p.add_argument("runs", nargs="?", default="exam", metavar="RUNS", help="folder of recorded cases (default: exam)")
-    p.add_argument("--engine", choices=["embedded", "vllm"], help="only cases of this engine")
-    p.add_argument("--cases", default="*", metavar="GLOB", help="only cases of such names: 'llama-quota-*'")
-    p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
-    p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
-    p.add_argument("--list", action="store_true", help="score, simulate: list the cases instead")
-    p.add_argument("--json", action="store_true", help="score, simulate: as JSON on stdout")
-    p.add_argument("--rounds", type=int, default=16, metavar="N",
-                   help="simulate: each bottleneck so many times, on other services (default 16)")  # fmt: skip
-    p.add_argument("--seed", type=int, default=5, metavar="N", help="simulate: of their lengths and loads (default 5)")
-    p.add_argument("--jobs", type=int, default=0, metavar="N", help="simulate: processes (default: all cores)")
-    p.add_argument(
-        "--blind",
-        metavar="WHAT",
-        help="score: without metrics, host, slots, stages, reference, half (several: a,b); each: a table",
-    )
-    p.add_argument("--page", metavar="FILE", help="score, simulate: also write it into this page, between its markers")
-
-
 def _service(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of an OpenAI-compatible service")
     p.add_argument("--launch", metavar="COMMAND", help="start this engine, measure it, stop it: 'vllm serve …'")
+    endpoint(p)
+
+
+def endpoint(p: argparse.ArgumentParser) -> None:
+    """How a service is asked, wherever it is."""
     p.add_argument("--model", help="model name (default: the first the service lists)")
     p.add_argument(
         "--dialect",
@@ -204,7 +189,7 @@ def _probes(p: argparse.ArgumentParser) -> None:
     g.add_argument("--agent-token-file", metavar="FILE", help="token of the agents")
 
 
-def _workload(p: argparse.ArgumentParser) -> None:
+def workload_flags(p: argparse.ArgumentParser) -> None:
     asked(p)
     p.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json or its folder: exact lengths without /tokenize")
     p.add_argument("--temperature", type=float, metavar="T", help="of the sampling (default 0)")
@@ -223,7 +208,7 @@ def asked(p: argparse.ArgumentParser) -> None:
 def _load(p: argparse.ArgumentParser) -> None:
     p.add_argument("--processes", type=positive, default=1, metavar="N", help="drive the load from N processes")
     points(p)
-    _workload(p)
+    workload_flags(p)
 
 
 def points(p: argparse.ArgumentParser) -> None:
@@ -241,7 +226,7 @@ def points(p: argparse.ArgumentParser) -> None:
     p.add_argument("--ramp", metavar="TIME", help="with --concurrency: spread the first requests over this")
 
 
-def _output(p: argparse.ArgumentParser) -> None:
+def output(p: argparse.ArgumentParser) -> None:
     _kept(p)
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
 

@@ -49,6 +49,8 @@ class Options:
     metrics_urls: tuple[str, ...] = ()  # pages of the replicas, in place of the service's own
     prometheus: Prometheus | None = None  # where the readings of the engine come from instead
     tokenizer: str = ""  # a tokenizer.json or its folder, where the service does not count prompts itself
+    salt: str = ""  # keeps cold prompts apart from other runs'; '' a new one each time
+    text_seed: int | None = None  # of the prompts' texts, where that is not the workload's
 
 
 #: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.

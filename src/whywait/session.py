@@ -99,8 +99,9 @@ class Session:
         self._announce()
         preflight.fit_context(self.target, o.workload)
         first = preflight.first_request(self.target, o.workload, o.stream)
-        self._salt = os.urandom(4).hex()
-        prompter = Prompter(o.workload.seed, o.workload.cache, self._salt)
+        self._salt = o.salt or os.urandom(4).hex()
+        seed = o.workload.seed if o.text_seed is None else o.text_seed
+        prompter = Prompter(seed, o.workload.cache, self._salt)
         self.prompter, doubts = calibrate.calibrate(self.target, o.workload, prompter)
         self._counter = calibrate.counter(self.target, o.workload, self.prompter)
         if o.tokenizer and self._counter is None:

@@ -10,6 +10,10 @@ That holds for independent requests, and requests that queue behind each other a
 of being bad, or of being among the worst (the larger), widened by its own standard error (Sokal, *Monte Carlo Methods
 in Statistical Mechanics* (1996), 3.19).
 With an estimated ``tau`` the guarantee is no theorem any more; ``benchmarks/find_coverage.py`` measures what is left.
+
+The mean of few paired differences of unknown spread has evidence of the same kind, :func:`mean_evidence`: the Bayes
+factor of Student's t (Gönen et al., *Am. Stat.* 59 (2005) 252), which for normal differences is a test martingale
+whatever their spread (Lai, *Ann. Stat.* 4 (1976) 265; Wang & Ramdas, *Sequential Analysis* 43 (2025) 56).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from whywait.core.table import Array
 CLIP = 2.0  # scores (measured / limit) count up to this: a failed request is inf
 CLEAR_FROM, CLEAR_Z = 50.0, 4.0  # effective requests, and standard errors, for ``clearing``
 TOP = 2.0  # the worst requests, this many times the share that may fail, show how bad ones would clump
+EFFECTS = 8.0  # variance of the effects expected, in that of one paired difference: rounds are made long enough
 PIECES = 8  # of a probe, from which the interval of its slope is made
 # Alternatives, as a part of the way from the asked share to 1 (to say yes) and to 0 (to say no).
 _UP = np.array([0.3, 0.5, 0.7, 0.85, 0.95, 1.0])
@@ -130,6 +135,42 @@ def share_interval(e: Evidence, alpha: float) -> tuple[float, float]:
 
     centre = min(max(e.share, edge), 1 - edge)
     return search(0, centre, edge), search(1, centre, 1 - edge)
+
+
+def mean_evidence(d: Array, at: Array | float = 0.0, floor: Array | float = 0.0) -> Array:
+    """Log evidence against "the mean is ``at``", from differences along the last axis of ``d`` (..., n), n >= 1.
+
+    It may be looked at after every further difference: under its null it ever reaches log(1/alpha) with probability
+    alpha at most. ``floor`` is the least standard deviation taken: equal values are not known better than they can be
+    measured. One difference is no evidence (0).
+    """
+    n = d.shape[-1]
+    if n < 2:
+        return np.zeros(d.shape[:-1])
+    off = np.square(d.mean(axis=-1) - at)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = np.where(off > 0, off * n / (_spread(d, floor) ** 2 * (n - 1)), 0.0)  # t squared over its degrees
+        ratio = np.where(np.isinf(x), 1 + n * EFFECTS, (1 + x) / (1 + x / (1 + n * EFFECTS)))
+    out: Array = n / 2 * np.log(ratio) - 0.5 * math.log(1 + n * EFFECTS)
+    return out
+
+
+def mean_half_width(d: Array, alpha: float, floor: Array | float = 0.0) -> Array:
+    """Half the width of the always-valid interval of the mean: of what :func:`mean_evidence` has not reached 1/alpha
+    against. Infinite while there are too few differences for any interval (fewer than 3 at 5 %)."""
+    n = d.shape[-1]
+    most = 1 + n * EFFECTS
+    r = (math.sqrt(most) / alpha) ** (2 / n)
+    if n < 2 or r >= most:
+        return np.full(d.shape[:-1], np.inf)
+    t = math.sqrt((n - 1) * (r - 1) / (1 - r / most))
+    out: Array = t / math.sqrt(n) * _spread(d, floor)
+    return out
+
+
+def _spread(d: Array, floor: Array | float) -> Array:
+    out: Array = np.maximum(d.std(axis=-1, ddof=1), floor)
+    return out
 
 
 def slope(t: Array, in_flight: Array, quantile: float) -> Estimate:

@@ -96,6 +96,10 @@ def _finish_with_report(
 
 
 def show(args: argparse.Namespace) -> int:
+    if (Path(args.run_dir) / "trial.json").exists():
+        from whywait.verbs import ab
+
+        return ab.show(args)
     gates = parse_gates(args.fail_if)
     _writable(args.html)
     result = app.show(args.run_dir)
@@ -203,8 +207,8 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(out)
 
 
-def workload_of(args: argparse.Namespace) -> Workload:
-    base = Workload.from_toml(Path(args.workload)) if args.workload else Workload()
+def workload_of(args: argparse.Namespace, base: Workload | None = None) -> Workload:
+    base = Workload.from_toml(Path(args.workload)) if args.workload else base or Workload()
     changes: dict[str, object] = {}
     if args.timeout is not None:
         changes["timeout_s"] = duration(args.timeout, "--timeout")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 from whywait import app
+from whywait.errors import UsageError
 from whywait.judge.gates import parse_gates
 from whywait.report import live
 from whywait.verbs import measure
@@ -13,6 +15,8 @@ from whywait.verbs import measure
 
 def resume(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
+    if (Path(args.run_dir) / "trial.json").exists():
+        raise UsageError(f"{args.run_dir} is a paired trial", "the same whywait ab command goes on with it")
     options = dataclasses.replace(
         app.options_of(args.run_dir),
         api_key_file=args.api_key_file,

@@ -1,0 +1,238 @@
+"""Two sets of rounds → a table of effects: what B does to each figure, as a ratio and a difference, with intervals.
+
+A round is a Run of one arm; rounds come in pairs (one of A, one of B, next to each other in time, the same schedule and
+the same prompts), so that whatever drifts over a trial touches both alike. An effect is the mean over pairs: of
+ln(B / A) where a figure is a positive quantity, of B − A where it is a share or was nothing in some round.
+
+Its interval is the wider of two at 95 %: the bootstrap over pairs (the expanded percentile interval, Hesterberg, *Am.
+Stat.* 69 (2015), section 5.2) and Student's t. Below six pairs no resampling reaches 95 % (the extremes of four pairs
+hold the median with 87 %), so that there t alone says how little is known. These intervals are for a number of pairs
+fixed beforehand and for one figure at a time; what is claimed under optional stopping is ``judge/paired.py``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whywait.analyze.occupancy import CATEGORIES
+from whywait.analyze.phases import PHASES
+from whywait.analyze.stats import Estimate, cluster_bootstrap, t975
+from whywait.core.run import Run
+from whywait.core.table import Array
+
+HIGHER, LOWER, NEITHER = "higher", "lower", ""
+RATIO, DIFFERENCE = "ratio", "difference"
+RESOLUTION = 1e-3  # of a figure: two rounds are not told apart better than this, however alike they come out
+ENOUGH_PAIRS = 6  # from which the bootstrap over pairs can reach 95 %
+
+Figures = Mapping[str, float | None]
+
+
+class Metric(NamedTuple):
+    """``better`` is ``HIGHER``, ``LOWER`` or ``NEITHER``; ``scale`` says how two rounds are compared."""
+
+    title: str
+    unit: str
+    better: str
+    scale: str = RATIO
+
+
+#: What a round is told by, and how it is called in a summary's point where it is there as it is.
+METRICS: dict[str, Metric] = {
+    "goodput_requests_per_s": Metric("goodput", "requests/s", HIGHER),
+    "goodput_share": Metric("goodput, share of due", "share", HIGHER, DIFFERENCE),
+    "output_tokens_per_s": Metric("output tokens/s", "tokens/s", HIGHER),
+    "effective_tokens_per_s": Metric("effective tokens/s", "tokens/s", HIGHER),
+    "requests_per_s": Metric("requests/s", "requests/s", HIGHER),
+    "ttft_ms.p50": Metric("TTFT p50", "ms", LOWER),
+    "ttft_ms.p90": Metric("TTFT p90", "ms", LOWER),
+    "ttft_ms.mean": Metric("TTFT mean", "ms", LOWER),
+    "ttft_ms.spread": Metric("TTFT p90 − p50", "ms", LOWER, DIFFERENCE),
+    "tpot_ms.p50": Metric("TPOT p50", "ms", LOWER),
+    "tpot_ms.mean": Metric("TPOT mean", "ms", LOWER),
+    "itl_ms.p99": Metric("ITL p99", "ms", LOWER),
+    "e2e_ms.p50": Metric("end to end p50", "ms", LOWER),
+    "e2e_ms.mean": Metric("end to end mean", "ms", LOWER),
+    "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
+    "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
+    "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
+    "memory_bytes": Metric("engine memory", "bytes", LOWER),
+    "energy_j_per_request": Metric("energy per request", "J", LOWER),
+    "energy_j_per_token": Metric("energy per output token", "J", LOWER),
+}
+PHASE, CAUSE, DEVICE = "phases.", "causes.", "occupancy."
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What B does to one figure. ``a`` and ``b`` are means over the rounds of ``n`` pairs (geometric ones where
+    ``scale`` is ratio); ``higher`` counts the pairs in which B was above A. ``deltas`` are ln(B / A) or B − A, one per
+    pair, and ``floor`` is the least spread of theirs that can be told from none."""
+
+    name: str
+    metric: Metric
+    a: float | None
+    b: float | None
+    n: int
+    ratio: Estimate
+    difference: Estimate
+    higher: int
+    deltas: tuple[float, ...]
+    scale: str
+    floor: float
+    note: str = ""
+
+    @property
+    def interval(self) -> Estimate:
+        """On the scale of ``deltas``."""
+        return _interval(np.array(self.deltas), self.floor)
+
+    @property
+    def moved(self) -> int:
+        """1 where its 95 % interval lies above no change, −1 below, else 0."""
+        e = self.interval
+        if e.lo is None or e.hi is None:
+            return 0
+        return int(e.lo > 0) - int(e.hi < 0)
+
+
+def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures of a round from its Run and the summary of one of its points (``analyze.summary``); None unknown.
+
+    Besides ``METRICS``: ``phases.P`` (mean ms per request), ``causes.P.CAUSE`` (the part of it with that cause, where
+    any was named) and ``occupancy.C`` (share of the device's time).
+    """
+    own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point)}
+    out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
+    for p in PHASES:
+        found = point["phases"].get(p) or {}
+        out[PHASE + p] = found.get("ms")
+        for cause, share in (found.get("causes") or {}).items():
+            if found["ms"] is not None and cause != "unknown":
+                out[f"{CAUSE}{p}.{cause}"] = found["ms"] * share
+    shares = point["occupancy"].get("shares") or {}
+    out.update({DEVICE + c: shares.get(c) for c in CATEGORIES})
+    ok = run.point(int(point["point"])).requests
+    ok = ok.where(ok["outcome"] == 0)
+    for name in ("prompt_tokens", "output_tokens"):  # of both arms alike, or they are not the same work
+        known = ok[name][~np.isnan(ok[name])]
+        out[f"mean_{name}"] = float(known.mean()) if len(known) else None
+    return {k: None if v is None or not math.isfinite(v) else float(v) for k, v in out.items()}
+
+
+def metric_of(name: str) -> Metric:
+    """Of any figure's name.
+
+    Raises:
+        KeyError: there is no such figure.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    if name.startswith(DEVICE) and name.removeprefix(DEVICE) in CATEGORIES:
+        return Metric(name.removeprefix(DEVICE), "share", NEITHER, DIFFERENCE)
+    phase, _, cause = name.partition(".")[2].partition(".")
+    if name.startswith((PHASE, CAUSE)) and phase in PHASES:
+        return Metric(f"{phase}: {cause}" if cause else phase, "ms", LOWER)
+    raise KeyError(name)
+
+
+def effects(pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> dict[str, Effect]:
+    """The effect of B on every figure that any round has, by name. ``pairs`` are (A, B) in the order they were run.
+
+    A pair in which a round does not know a figure is left out of that figure; a cause that a round did not name took no
+    time there, if the phase itself is known. Same seed, same figures.
+    """
+    known = {k for pair in pairs for arm in pair for k in arm}
+    names = [n for n in METRICS if n in known] + sorted(k for k in known if k.startswith((PHASE, CAUSE, DEVICE)))
+    order = {p: i for i, p in enumerate((*PHASES, *CATEGORIES))}
+    names.sort(key=lambda n: (_group(n), order.get(n.split(".")[1], 0) if _group(n) else 0))
+    return {n: effect(n, pairs, seed) for n in names}
+
+
+def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> Effect:
+    """The effect on one figure; see :func:`effects`.
+
+    Raises:
+        KeyError: there is no such figure.
+    """
+    metric = metric_of(name)
+    both = [(x, y) for a, b in pairs if (x := _value(a, name)) is not None and (y := _value(b, name)) is not None]
+    a, b = (np.array([p[i] for p in both], dtype=np.float64) for i in (0, 1))
+    nothing = Estimate(None, None, None, len(both))
+    if not both:
+        return Effect(name, metric, None, None, 0, nothing, nothing, 0, (), metric.scale, 0.0, "not known")
+    positive = bool((a > 0).all() and (b > 0).all())
+    logs = np.log(b / a) if positive else np.zeros(0)
+    scale = RATIO if metric.scale == RATIO and positive else DIFFERENCE
+    size = RESOLUTION * float(np.mean(np.abs(np.concatenate([a, b]))))
+    rng = np.random.default_rng(seed)
+    ratio = _exp(_interval(logs, RESOLUTION, rng)) if positive else nothing
+    usual = [float(np.exp(np.log(x).mean()) if scale == RATIO else x.mean()) for x in (a, b)]
+    deltas = logs if scale == RATIO else b - a
+    return Effect(
+        name, metric, usual[0], usual[1], len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
+        tuple(deltas.tolist()), scale, RESOLUTION if scale == RATIO else size, _note(len(both)),
+    )  # fmt: skip
+
+
+def _interval(d: Array, floor: float, rng: np.random.Generator | None = None) -> Estimate:
+    """The mean of ``d`` over pairs with its 95 % interval; see the module."""
+    n = len(d)
+    if not n:
+        return Estimate(None, None, None, 0)
+    mean = float(d.mean())
+    if n < 2:
+        return Estimate(mean, None, None, n)
+    half = t975(n - 1) * max(float(d.std(ddof=1)), floor) / math.sqrt(n)
+    rng = np.random.default_rng(1) if rng is None else rng
+    lo, hi = cluster_bootstrap(n, lambda drawn: drawn @ d / n, rng)
+    return Estimate(mean, min(float(lo), mean - half), max(float(hi), mean + half), n)
+
+
+def _exp(e: Estimate) -> Estimate:
+    value, lo, hi = (None if v is None else math.exp(min(v, 700.0)) for v in e[:3])
+    return Estimate(value, lo, hi, e.n)
+
+
+def _note(n: int) -> str:
+    if n < 2:
+        return "one pair has no interval"
+    if n < ENOUGH_PAIRS:
+        return f"{n} pairs are too few for the bootstrap to reach 95 %; the interval is Student's t"
+    return ""
+
+
+def _value(f: Figures, name: str) -> float | None:
+    if name in f or not name.startswith(CAUSE):
+        return f.get(name)
+    return None if f.get(PHASE + name.split(".")[1]) is None else 0.0
+
+
+def _group(name: str) -> int:
+    return next((i for i, start in enumerate((PHASE, CAUSE, DEVICE), 1) if name.startswith(start)), 0)
+
+
+def _at(point: Mapping[str, Any], name: str) -> float | None:
+    found: Any = point
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return None if found is None else float(found)
+
+
+def _spread(ttft: Mapping[str, Any]) -> float | None:
+    return None if ttft["p90"] is None or ttft["p50"] is None else ttft["p90"] - ttft["p50"]
+
+
+def _energy_per_token(run: Run, point: Mapping[str, Any]) -> float | None:
+    """Joules per output token of a successful request; what failed ones cost is charged to those."""
+    each = point["energy_j_per_request"]
+    req = run.point(int(point["point"])).requests
+    tokens = req["output_tokens"][req["outcome"] == 0]
+    if each is None or not len(tokens) or np.isnan(tokens).any() or not tokens.sum() > 0:
+        return None
+    return float(each * len(tokens) / tokens.sum())

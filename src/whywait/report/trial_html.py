@@ -1,0 +1,96 @@
+"""The page of a paired trial: claims, effects with intervals, waits that moved, rounds. Stands alone, no script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from whywait.analyze.compare import RATIO
+from whywait.judge.paired import said
+from whywait.report import svg
+from whywait.report.html import HEAD, STATES
+from whywait.report.svg import Html, Plot, cat, clip, figure, flat, table, tag
+from whywait.report.trial import EFFECT_HEAD, WAIT_HEAD, effect_rows, notes, round_rows, told, wait_rows
+
+LOOKS = {"holds": "fails", "fails": "holds", "undecided": "undecided"}  # the report's alarm is a cause that holds
+KINDS = {"price": "expected price", "promise": "promise", "metric": "claim"}
+MOST = 16  # figures drawn; the table has all
+_ROW = 24
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The page of ``trying.Trial.result()``."""
+    parts = [("claims", "Claims", tag("div", cat(map(_card, result["claims"])), class_="grid two"))]
+    for i, load in enumerate(result["effects"]):
+        found = told(result, load)
+        name = f"Effects at {load}" if load else "Effects"
+        body = _forest(found, f"effects-{i}") + table(EFFECT_HEAD, effect_rows(found), name)
+        if rows := wait_rows(result["waits"][load]):
+            body += table(WAIT_HEAD, rows, "Waits that moved: mean per request, and share of the device's time")
+        parts.append((f"effects-{i}", name, body))
+    head, rows = round_rows(result)
+    parts += [
+        ("rounds", "Rounds", table(head, rows, "Rounds in the order they were run", "text")),
+        ("doubts", "Doubts", cat(tag("p", line, class_="note") for line in notes(result)) + _doubts(result)),
+        ("repeat", "To repeat it", table(["fact", "value"], flat("plan", dict(result["plan"])), "The plan", "text")),
+    ]
+    title = str(result["headline"])
+    links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
+    top = [tag("p", "whywait paired trial", class_="brand")]
+    if result["partial"]:
+        why = clip(str(result["partial_reason"]).splitlines()[0], 300)
+        top.append(tag("p", tag("strong", "PARTIAL") + f": {why}. What was measured is kept.", class_="banner"))
+    arms = " · ".join(f"{k.upper()}: {clip(result['plan'][k], 160)}" for k in ("a", "b"))
+    top += [tag("h1", title, class_="long" if len(title) > 110 else None), tag("p", arms, class_="meta")]
+    header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
+    main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
+    foot = tag("footer", f"whywait {result['whywait_version']}", class_="note")
+    page = HEAD + tag("title", f"whywait: {clip(title, 120)}") + Html(f"<style>{svg.STYLE}</style>")
+    return (f'<!doctype html>\n<html lang="en"><head>{page}</head>\n'
+            f"<body>{cat([svg.PATTERNS, header, main, foot])}</body></html>\n")  # fmt: skip
+
+
+def _card(c: Mapping[str, Any]) -> Html:
+    kind = tag("span", f" · {KINDS[c['kind']]}", class_="how")
+    state = tag("p", STATES[c["state"]].replace("Ruled out", "Fails") + kind, class_="state")
+    share = tag("p", tag("b", said(c["value"], c["scale"], c["unit"])) + f" in {c['pairs']} pairs", class_="share")
+    rows = [("Evidence", c["evidence"]), ("Against", c["against"]), ("To settle it", [c["next_step"]])]
+    facts = cat(tag("dt", n) + tag("dd", tag("ul", cat(tag("li", x) for x in xs))) for n, xs in rows if any(xs))
+    body = state + tag("h3", c["claim"]) + share + (tag("dl", facts) if facts else "")
+    return tag("article", body, class_=f"card verdict {LOOKS[c['state']]}")
+
+
+def _forest(effects: Mapping[str, Any], key: str) -> Html:
+    """The ratio of every positive figure with its interval, on one logarithmic axis around no change."""
+    rows = [e for e in effects.values() if e["scale"] == RATIO and e["ratio"][0]][:MOST]
+    if not rows:
+        return Html()
+    ends = [abs(math.log(v)) for e in rows for v in e["ratio"] if v]
+    most = min(max([*ends, 0.05]) * 1.1, math.log(50))  # an interval of two rounds may be without end
+
+    def at(value: float | None, missing: float) -> float:
+        share = math.log(value) / most if value else missing
+        return 0.5 + 0.5 * min(max(share, -1.0), 1.0)
+
+    plot = Plot(len(rows) * _ROW, left=150, right=70, top=6, bottom=34)
+    plot.line((0.5, 0), (0.5, plot.height), "axis")
+    for t in (-most * 0.9, 0.0, most * 0.9):
+        label = "no change" if not t else said(math.exp(t), RATIO, "")
+        plot.text((0.5 + 0.5 * t / most, plot.height + 16), label, "tick", "middle")
+    for i, e in enumerate(rows):
+        y = (i + 0.5) * _ROW
+        value, low, high = e["ratio"]
+        tip = f"{e['title']}: {said(value, RATIO, '')}"
+        plot.text((0, y + 4), clip(e["title"], 22), "label", "end", -8)
+        plot.line((at(low, -1.0), y), (at(high, 1.0), y), "axis")
+        plot.mark((at(value, 0.0), y), "dot", "f-decode", tip)
+        plot.text((1, y + 4), said(value, RATIO, ""), "value", dx=6)
+    reading = "B against A, with the 95 % interval of each figure over the pairs of rounds."
+    return figure("Effects", reading, [plot.svg("Effects of B against A", reading, key)], key)
+
+
+def _doubts(result: Mapping[str, Any]) -> Html:
+    rows = ([d["what"], d["why"], d["next"] or "–"] for d in result["doubts"])
+    head = ["what is doubtful", "why", "what to do"]
+    return table(head, rows, "What may be wrong with this trial", "text") if result["doubts"] else Html()

@@ -1,0 +1,264 @@
+"""``whywait ab`` and ``whywait try``: flags in, a paired trial run, claims and effects out, an exit code back."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from whywait import app, trying
+from whywait.core.secrets import clean
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.judge.gates import OPS, Gate, parse_gates
+from whywait.judge.paired import Asked, asked_of, promise_of
+from whywait.judge.trial import gate, surely_worse
+from whywait.lab.arms import EMBEDDED, Arm, arm_of, program_of
+from whywait.lab.techniques import TECHNIQUES, Technique
+from whywait.load.recipe import mean_rate
+from whywait.report import live, trial_html
+from whywait.report.text import console
+from whywait.report.trial import print_trial
+from whywait.session import new_directory, stderr
+from whywait.verbs import measure, reading
+
+WORSE = "worse"
+EXAMPLE = "such as 'worse' or 'output_tokens_per_s.ratio_high<1'; docs/ab.md has all"
+
+
+def ab(args: argparse.Namespace) -> int:
+    gates = _gates(args.fail_if)
+    a = arm_of(args.a)
+    if args.b is None and args.aa != "only":
+        raise UsageError("which is the other arm?", "give --b, or --aa for A against itself")
+    b = arm_of(args.b) if args.b is not None else a
+    if a.kind == b.kind == EMBEDDED and not args.workload:
+        lengths = measure.DIAGNOSE_LENGTHS["embedded"]
+        args.prompt_tokens = args.prompt_tokens or lengths[0]
+        args.output_tokens = args.output_tokens or lengths[1]
+    options = _options(args)
+    load = _load(args, options)
+    asked = tuple(map(asked_of, args.metric)) or _usual(load, options)
+    if args.promise:
+        promise_of(args.promise)
+    plan = _plan(args, (a, b), options, ((load,), asked, args.promise))
+    return _run(args, plan, gates)
+
+
+def try_technique(args: argparse.Namespace) -> int:
+    if args.list:
+        return _list(args)
+    found = TECHNIQUES.get(args.technique or "")
+    if found is None:
+        what = f"there is no technique {args.technique!r}" if args.technique else "which technique?"
+        raise UsageError(what, f"one of {', '.join(TECHNIQUES)}; whywait try --list tells of each")
+    gates = _gates(args.fail_if)
+    texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
+    if texts is None:
+        known = ", ".join(found.flags) or "none"
+        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
+                         "whywait ab --a … --b …")  # fmt: skip
+    options = dataclasses.replace(_options(args), workload=measure.workload_of(args, found.workload))
+    loads = tuple(app.Load(p.mode, float(p.target), p.requests, label=p.label or None) for p in found.points)
+    asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
+    plan = _plan(args, (arm_of(texts[0]), arm_of(texts[1])), options, (loads, asked, found.promise))
+    return _run(args, dataclasses.replace(plan, technique=args.technique), gates)
+
+
+def show(args: argparse.Namespace) -> int:
+    """``whywait show`` of a trial's folder."""
+    gates = _gates(args.fail_if)
+    measure._writable(args.html)
+    t = trying.load(args.run_dir)
+    if args.html:
+        _page(t.result(), Path(args.html))
+    return _finish(args, t, gates, shown=True)
+
+
+def _run(args: argparse.Namespace, plan: trying.Plan, gates: list[Gate]) -> int:
+    measure._writable(args.html)
+    directory, noise = new_directory(args.out), ""
+    if args.aa == "only":
+        plan = trying.plan_of_aa(plan)
+    elif args.aa == "first":
+        noise = str(directory.with_name(directory.name + "-aa"))
+        stderr("first A against itself")
+        before = trying.trial(trying.plan_of_aa(plan), Path(noise), watch=live.watcher())
+        live.done()
+        if before.interrupted or before.error:
+            return _done(args, before, gates)
+        stderr(before.result()["headline"])
+    elif not plan.same:
+        stderr("how much do two rounds of the same differ here? the same command with --aa tells (--aa first: before)")
+    t = trying.trial(plan, directory, watch=live.watcher(), noise_of=noise)
+    live.done()
+    return _done(args, t, gates)
+
+
+def _done(args: argparse.Namespace, t: trying.Trial, gates: list[Gate]) -> int:
+    page = Path(args.html) if args.html else t.directory / "report.html"
+    try:
+        return _finish(args, t, gates)
+    finally:
+        _page(t.result(), page)
+        stderr(f"report: {page}")
+
+
+def _finish(args: argparse.Namespace, t: trying.Trial, gates: list[Gate], shown: bool = False) -> int:
+    result = t.result()
+    if args.json:
+        json.dump({**result, "run": str(t.directory)}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        print_trial(result, str(t.directory))
+    if t.interrupted:
+        return EXIT_INTERRUPTED
+    if t.error is not None:
+        raise t.error
+    if failed := _failed(gates, result):
+        raise GateFailed("; ".join(failed))
+    if not shown:
+        left_out = {x["pair"] for x in result["excluded"]}
+        bad = [r for r in t.rounds if r["invalid"] and r["pair"] not in left_out]
+        where = ", ".join(f"{r['number'] + 1} ({r['arm']})" for r in bad)
+        measure.raise_invalid([f"in rounds {where}, as in the first of them {bad[0]['invalid'][0]}"] if bad else [])
+    false = result["plan"]["same"] and any(c["way"] in ("above", "below") for c in result["claims"])
+    return EXIT_UNDECIDED if args.strict and (false or not result["decided"]) else EXIT_OK
+
+
+def _plan(
+    args: argparse.Namespace,
+    arms: tuple[Arm, Arm],
+    options: app.Options,
+    said: tuple[tuple[app.Load, ...], tuple[Asked, ...], str],
+) -> trying.Plan:
+    loads, asked, promise = said
+    low, high = _rounds(args.rounds)
+    if args.warm_up is not None and args.warm_up < 0:
+        raise UsageError("--warm-up is a number of requests", "0 for none")
+    if args.metrics_url and arms[0] != arms[1] and arms[0].kind == arms[1].kind == "url":
+        raise UsageError("--metrics-url would be read for both arms", "leave it out: each arm's own page is read")
+    plan = trying.Plan(
+        *arms, options, loads, asked, promise, _margin(args.margin), low, high, tuple(args.exclude),
+        options.workload.seed, args.warm_up,
+    )  # fmt: skip
+    each = measure._ceiling(trying.points_of(plan), options.workload)
+    options = dataclasses.replace(options, max_requests=None if each is None else 2 * high * each)
+    return dataclasses.replace(plan, options=options)
+
+
+def _options(args: argparse.Namespace) -> app.Options:
+    args.url = args.launch = None
+    reading.engine_file(args)
+    return measure._options(args, None)
+
+
+def _load(args: argparse.Namespace, options: app.Options) -> app.Load:
+    mode, target = "concurrency", float(args.concurrency or 4)
+    if args.rate:
+        mode, target = "rate", args.rate
+    elif args.concurrency is None and (own := mean_rate(options.workload)):
+        mode, target = "rate" if options.workload.stages else "trace", own
+    return measure.load_of(args, mode, target)
+
+
+def _usual(load: app.Load, options: app.Options) -> tuple[Asked, ...]:
+    """What is claimed unless it is said: at a given rate throughput is given, and cannot tell the arms apart."""
+    closed = load.mode == "concurrency"
+    names = []
+    if options.slo or any(c.slo for c in options.workload.classes):
+        names.append("goodput_requests_per_s" if closed else "goodput_share")
+    elif closed:
+        names.append("output_tokens_per_s")
+    names += ["ttft_ms.p50", "tpot_ms.p50"] if options.stream else ["e2e_ms.p50"]
+    return tuple(map(asked_of, names))
+
+
+def _rounds(text: str) -> tuple[int, int]:
+    """``4..12`` → (4, 12): rounds of each arm, so pairs; even, since a block of four rounds has two of each."""
+    form = re.fullmatch(r"\s*(\d+)\s*(?:(?:\.\.|-|–)\s*(\d+))?\s*", text)
+    low, high = (int(form[1]), int(form[2] or form[1])) if form else (0, 0)
+    if not 1 <= low <= high <= 200:
+        raise UsageError(f"--rounds {text!r} is not N..M", "such as 4..12: rounds of each arm, at least and at most")
+    even = (low + low % 2, high + high % 2)
+    if even != (low, high):
+        stderr(f"rounds come in blocks of A B B A: {even[0]} to {even[1]} of each arm")
+    return even
+
+
+def _margin(text: str) -> float:
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"--margin {text!r} is not a share above 0", "such as 5% or 0.05")
+    return value
+
+
+def _gates(texts: Sequence[str]) -> list[Gate]:
+    """``worse``, or a condition on a figure of the trial."""
+    plain = [t for t in texts if t.strip() != WORSE]
+    found = parse_gates(plain)
+    return [*found, *([Gate(WORSE, (WORSE,), "", 0.0)] if len(plain) < len(texts) else [])]
+
+
+def _failed(gates: Sequence[Gate], result: dict[str, Any]) -> list[str]:
+    out = []
+    for g in gates:
+        if g.text == WORSE:
+            out += [f"B is surely worse: {what}" for what in surely_worse(result)]
+            continue
+        name = ".".join(g.path)
+        try:
+            value = gate(result, g.path)
+        except KeyError:
+            raise UsageError(f"--fail-if: a trial has no {name!r}", EXAMPLE) from None
+        if value is None:
+            out.append(f"{name} is unknown, so {g.text!r} does not pass")
+        elif OPS[g.op](value, g.limit):
+            out.append(f"{name} is {value:.6g} ({g.text})")
+    return out
+
+
+def _page(result: dict[str, Any], path: Path) -> None:
+    try:
+        path.write_text(clean(trial_html.render(result)), encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write the report to {path}: {exc.strerror}", "the trial itself is kept") from None
+
+
+def _list(args: argparse.Namespace) -> int:
+    if args.json:
+        json.dump({k: _as_dict(t) for k, t in TECHNIQUES.items()}, sys.stdout, indent=2)
+        print()
+        return EXIT_OK
+    out = console()
+    for name, t in TECHNIQUES.items():
+        out.print(f"\n[bold]{escape(name)}[/bold]: {escape(t.says)}")
+        out.print(f"  promises to cut: {escape(t.promise)}; its price: {escape(t.cost)}")
+        a, b = t.arms() or ("–", "–")
+        out.print(f"  here:   --a {escape(a)} --b {escape(b)}")
+        for program, (off, on) in t.flags.items():
+            out.print(f"  {program}: A {escape(off) or '(nothing)'}, B {escape(on) or '(nothing)'}")
+    return EXIT_OK
+
+
+def _as_dict(t: Technique) -> dict[str, Any]:
+    a, b = t.arms() or ("", "")
+    shows = [dataclasses.asdict(s) for s in t.shows]
+    return {
+        "says": t.says,
+        "promise": t.promise,
+        "cost": t.cost,
+        "a": a,
+        "b": b,
+        "shows": shows,
+        "flags": dict(t.flags),
+    }
