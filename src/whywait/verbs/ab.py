@@ -20,7 +20,8 @@ from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
 from whywait.lab.arms import EMBEDDED, Arm, arm_of, program_of
-from whywait.lab.techniques import TECHNIQUES, Technique
+from whywait.lab.technique import Technique
+from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
 from whywait.report import live, trial_html
 from whywait.report.text import console
