@@ -116,6 +116,26 @@ def test_prefill_is_of_the_prompts_of_its_own_point():
     assert [roofline(run, n)["mfu"]["prefill"] for n in (0, 1)] == pytest.approx([each / 0.050, each / 0.025], rel=1e-3)
 
 
+def test_prompts_whose_windows_overlap_are_read_weights_for_once():
+    alone, together = (Service(slots=n, prefill_ms=50).closed(n, 40) for n in (1, 4))
+    run = _known(join([alone, together]))
+    one, four = (roofline(run, n)["mbu"]["prefill"] for n in (0, 1))
+    assert one == pytest.approx(1e8 / 0.050 / 1e10, rel=1e-3)
+    assert four <= one * (1 + 1e-9)  # counted for each prompt it would be four times that
+
+
+def test_engines_that_share_the_load_have_each_their_part_of_the_machine():
+    run = _known(Service(slots=4, gap_ms=20).closed(4, 80))
+    spread = run.requests.replace(replica=np.arange(80, dtype=run.requests["replica"].dtype) % 2)
+    two = roofline(Run(run.manifest, run.points, spread, run.chunks, run.steps, run.readings), 0)
+    one = roofline(run, 0)
+    assert two["decode_step"]["batch"] == pytest.approx(one["decode_step"]["batch"] / 2, rel=0.05)
+    step = two["decode_step"]["step_ms"] / 1e3
+    context = 100 + 16 / 2
+    reads = 1e8 + two["decode_step"]["batch"] * context * 1e4 * 2
+    assert two["mbu"]["decode"] == pytest.approx(reads / step / (1e10 / 2), rel=1e-2)
+
+
 def _counted(concurrency, seconds):
     """Stages are not told; a counter of prefill seconds is, which grew by so many."""
     run = _known(Service(slots=1, prefill_ms=50).closed(concurrency, 30))

@@ -7,6 +7,7 @@ misses the step that was measured at the other points.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +32,13 @@ _MIN_GAPS = 16
 
 @dataclass(frozen=True)
 class Decode:
-    """Decode of a point as seen by the client: median step (s), mean sequences in it, their mean context (tokens)."""
+    """Decode of a point as seen by the client: median step (s), mean sequences in a step, their mean context (tokens);
+    in each of so many ``engines`` (replicas, each with its part of the machine)."""
 
     step_s: float
     batch: float
     context: float
+    engines: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,9 @@ def roofline(run: Run, number: int) -> dict[str, Any]:
         ``mbu`` and ``mfu``: ``{"prefill", "decode": share or None, "how", "of"}`` where ``of`` says against which rates
         (or why unknown). MBU (memory bandwidth utilisation) is the bytes that a step must read over what the machine
         can read in the step's time; MFU (model flops utilisation) likewise with the model's own flops; of prefill both
-        are lower bounds where its time also holds others' decode. ``device`` is what the device's own counters say over
-        the whole point (share of cycles that memory, or the matrix units, were active), None where not read.
+        are lower bounds where its time also holds others' decode, and MBU is one: prompts whose windows overlap may
+        have had their weights read together, so such are counted once. ``device`` is what the device's own counters say
+        over the whole point (share of cycles that memory, or the matrix units, were active), None where not read.
         ``decode_step``: ``{"shares": of a step by ``TERMS``,
         "step_ms", "modelled_ms", "error", "batch", "context", "calibrated", "how", "of"}`` or None; ``error`` is
         (modelled − measured) / measured, None at the point it was calibrated on.
@@ -71,6 +75,7 @@ def roofline(run: Run, number: int) -> dict[str, Any]:
         return {"mbu": {**nothing, "device": dram}, "mfu": {**nothing, "device": tensor}, "decode_step": None}
     kv = _kv_dtype(run, shape)
     decode, prefill = decode_seen(run, number), prefill_seen(run, number, shape)
+    one = machine if decode is None else _part(machine, decode.engines)
     mbu: dict[str, float | None] = {"prefill": None, "decode": None}
     mfu = dict(mbu)
     if prefill is not None:
@@ -78,10 +83,10 @@ def roofline(run: Run, number: int) -> dict[str, Any]:
         mfu["prefill"] = prefill.flops / prefill.seconds / machine.flops_per_s
     if decode is not None:
         reads = step_bytes(shape, decode.batch, decode.context, kv)
-        mbu["decode"] = reads / decode.step_s / machine.read_bytes_per_s
-        mfu["decode"] = decode.batch * shape.flops_per_token(decode.context) / decode.step_s / machine.flops_per_s
+        mbu["decode"] = reads / decode.step_s / one.read_bytes_per_s
+        mfu["decode"] = decode.batch * shape.flops_per_token(decode.context) / decode.step_s / one.flops_per_s
     of = {"how": "modelled", "of": f"{machine.source}; model by {shape.how or 'the manifest'}"}
-    step = None if decode is None else _step(run, number, (shape, machine, kv), decode)
+    step = None if decode is None else _step(run, number, (shape, one, kv), decode)
     return {"mbu": {**mbu, **of, "device": dram}, "mfu": {**mfu, **of, "device": tensor}, "decode_step": step}
 
 
@@ -106,11 +111,16 @@ def decode_seen(run: Run, number: int) -> Decode | None:
     held = req["prompt_tokens"] + np.nan_to_num(req["output_tokens"]) / 2
     if step is None or not length.sum() or np.isnan(held[known]).any():
         return None
-    times, counts = sweep(req["first_ns"], req["last_ns"])
-    took = np.diff(np.append(times, times[-1]))
-    # Weighted by sequence, as the median of all their gaps is: a wide step is a gap in each of its streams.
-    batch = float((took * counts * counts).sum() / (took * counts).sum())
-    return Decode(step, batch, float(np.average(held[known], weights=length[known])))
+    wide = whole = 0.0
+    engines = np.unique(req["replica"][known])
+    for e in engines:  # each steps by itself
+        mine = known & (req["replica"] == e)
+        times, counts = sweep(req["first_ns"][mine], req["last_ns"][mine])
+        took = np.diff(np.append(times, times[-1]))
+        # Weighted by sequence, as the median of all their gaps is: a wide step is a gap in each of its streams.
+        wide, whole = wide + float((took * counts * counts).sum()), whole + float((took * counts).sum())
+    context = float(np.average(held[known], weights=length[known]))
+    return Decode(step, wide / whole, context, len(engines))
 
 
 def prefill_seen(run: Run, number: int, shape: Shape) -> Prefill | None:
@@ -134,8 +144,29 @@ def prefill_seen(run: Run, number: int, shape: Shape) -> Prefill | None:
     flops = sum(
         shape.prompt_flops(max(float(n), 0.0), float(k)) for n, k in zip(tokens[mine], cached[mine], strict=True)
     )
-    reads = sum(shape.read_bytes(max(float(n), 1.0)) for n in tokens[mine])
+    alone = mine.copy()
+    for e in np.unique(req["replica"][mine]) if timed.any() else ():
+        own = mine & (req["replica"] == e)
+        alone[own] = _apart(begin[own], end[own])
+    reads = sum(shape.read_bytes(max(float(n), 1.0)) for n in tokens[alone])
     return Prefill(float(flops), float(reads), seconds)
+
+
+def _apart(begin: Array, end: Array) -> Array:
+    """The most windows of which no two overlap, as a mask: prompts that surely were not read weights for together."""
+    chosen, free = np.zeros(len(begin), dtype=bool), -np.inf
+    for i in np.argsort(end, kind="stable"):
+        if begin[i] >= free:
+            chosen[i], free = True, end[i]
+    return chosen
+
+
+def _part(machine: Machine, engines: int) -> Machine:
+    """What one of so many engines has of it."""
+    n = max(engines, 1)
+    return dataclasses.replace(
+        machine, read_bytes_per_s=machine.read_bytes_per_s / n, flops_per_s=machine.flops_per_s / n
+    )
 
 
 def apportion(total: int, shares: dict[str, float]) -> dict[str, int]:
