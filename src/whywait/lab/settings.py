@@ -35,6 +35,9 @@ class Settings:
     cache_prompt: bool = True  # keep a slot's KV for the next prompt that begins alike
     #: llama.cpp's default of 8 GiB would copy idle slots' KV aside, work that shows in no request's timings.
     cache_ram_mib: int = 0
+    #: Off: weights are read into memory of the engine's own. On, what llama.cpp rearranges for the CPU (Q4_0) counts
+    #: twice, as it is in the file and as it is used, and what another engine maps too counts half.
+    mmap: bool = True
     warmup: bool = False
     slot_save_path: str = ""  # a folder: enables POST /slots/N?action=save|restore
     #: 0: many. With llama.cpp's own few, /metrics and new requests wait behind the open streams, unseen by its queue

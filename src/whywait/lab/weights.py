@@ -16,7 +16,7 @@ class Weights(NamedTuple):
     part: str
 
 
-_SAME: Final = "holds the source's values to within 1/30 of a 4-bit step, in more bytes: no quality is gained by it"
+_SAME: Final = "holds the source's 4-bit values to within 1/18 of a step: no quality is gained by it"
 WEIGHTS: Final[Mapping[str, Weights]] = {
     "f16": Weights("half precision; holds the source's 4-bit values: no quality is gained by it", 16, 16.0, "F16"),
     "q8_0": Weights(f"8 bits, blocks of 32; {_SAME}", 8, 8.5, "Q8_0"),
