@@ -1,8 +1,8 @@
 """An answer and what is right → right or wrong. Pure, and the same for both arms.
 
 What is graded is the answer after the thinking. In it the *final answer* is what follows the last of ``\\boxed{…}``,
-``#### …`` and a marker ("Answer:", "the answer is", "Antwort:", "答案：" …); where there is none, the whole of it. A number
-is then the first after the marker (after its last "="), else the last of the text. An answer that was cut off before a
+``#### …`` and a marker ("Answer:", "the answer is", "Antwort:" …); where there is none, the whole of it. A number is
+then the first after the marker (after its last "="), else the last of the text. An answer that was cut off before a
 marker counts only when nothing else could be meant: a half-way number is not a result.
 """
 
@@ -20,11 +20,14 @@ from whywait.errors import MissingExtra
 
 LETTERS: Final = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 #: Languages that write 1.234,5 for one thousand two hundred and thirty-four and a half.
-COMMA: Final = frozenset("de es fr it pt nl pl ru uk tr sv da nb fi cs id vi".split())
+COMMA: Final = frozenset(
+    ("de", "es", "fr", "it", "pt", "nl", "pl", "ru", "uk", "tr", "sv", "da", "nb", "fi", "cs", "id", "vi")
+)
 
 _MARK = re.compile(
-    r"(?:final\s+answer|correct\s+(?:answer|option|choice)|answer|solution|result|antwort|lösung|ergebnis|respuesta|resultado|réponse|résultat|"
-    r"risposta|risultato|resposta|antwoord|odpowiedź|ответ|результат|الجواب|الإجابة|उत्तर|답|정답)\s*(?:\**\s*(?:is|ist|es|est|è|é|:|：|=|—)\s*)+\**\s*[:：]?"
+    r"(?:final\s+answer|correct\s+(?:answer|option|choice)|answer|solution|result|antwort|lösung|ergebnis|respuesta|"
+    r"resultado|réponse|résultat|risposta|risultato|resposta|antwoord|odpowiedź|ответ|результат|الجواب|الإجابة|उत्तर|"
+    r"답|정답)\s*(?:\**\s*(?:is|ist|es|est|è|é|:|：|=|—)\s*)+\**\s*[:：]?"
     r"|(?:答案|答え|答|最终答案)\s*(?:是|は)?\s*[:：是は]?",
     re.I,
 )
@@ -108,12 +111,12 @@ def final_answer(text: str) -> str | None:
     """What follows the last marker of a final answer, up to the end of its line; None where there is no marker."""
     found = [(m.start(), m.end()) for m in _MARK.finditer(text)]
     found += [(m.start(), m.end()) for m in _HASHES.finditer(text)]
-    boxes = [m for m in _BOXED.finditer(text)]
+    boxes = list(_BOXED.finditer(text))
     last_box = boxes[-1].start() if boxes else -1
     for _, end in sorted(found, reverse=True):
-        if end > last_box or (found and "\\boxed" in text[end : end + 60].split("\n")[0]):
+        if end > last_box or (found and "\\boxed" in text[end : end + 60].partition("\n")[0]):
             rest = text[end:].lstrip(" \t*")
-            line = (rest.lstrip("\n") if rest.startswith("\n") else rest).split("\n")[0].strip()
+            line = rest.lstrip("\n").partition("\n")[0].strip()
             if line.strip(_EDGES):
                 return _unboxed(line)
     if boxes:
@@ -236,10 +239,15 @@ def _letters(text: str, options: Sequence[str]) -> Iterator[tuple[str, int]]:
         yield whole.upper(), len(text)
         return
     upper = "".join(c for c in known if c.isupper())
-    sure = re.compile(rf"(?:\(([{known}])\)|\*\*\(?([{upper}])\)?[.:)]?\*\*|(?<![\w'])([{upper}])[.):](?=\s|$|\*)|\b(?:option|choice|opción|opção)\s+\(?([{known}])\b)")  # fmt: skip
+    sure = re.compile(
+        rf"(?:\(([{known}])\)|\*\*\(?([{upper}])\)?[.:)]?\*\*|(?<![\w'])([{upper}])[.):](?=\s|$|\*)"
+        rf"|\b(?:option|choice|opción|opção)\s+\(?([{known}])\b)"
+    )
     found = [(next(g for g in m.groups() if g).upper(), m.end()) for m in sure.finditer(text)]
     if not found:
-        lone = re.compile(rf"(?<![\w'’.-])([{upper}])(?![\w'’.-]|\s+[a-z])|(?<![\w'’.-])([{upper}])(?=\s+(?:is|or|and|because|since)\b)")
+        lone = re.compile(
+            rf"(?<![\w'’.-])([{upper}])(?![\w'’.-]|\s+[a-z])|(?<![\w'’.-])([{upper}])(?=\s+(?:is|or|and|because|since)\b)"
+        )
         found = [((m[1] or m[2]), m.end()) for m in lone.finditer(text)]
     yield from found
 

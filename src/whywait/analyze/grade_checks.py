@@ -68,8 +68,9 @@ CHECKS: Final[Mapping[str, Callable[[str, Any], bool]]] = {
     "lines": lambda t, v: len(_lines(t)) == v,
     "items": lambda t, v: len(_items(t)) == v,
     "bullets": lambda t, v: sum(re.match(r"[-*•]\s+\S", line) is not None for line in _lines(t)) == v,
-    "numbered": lambda t, v: [m[1] for line in _lines(t) if (m := re.match(r"(\d+)[.)]\s+\S", line))]
-    == [str(i) for i in range(1, v + 1)],
+    "numbered": lambda t, v: (
+        [m[1] for line in _lines(t) if (m := re.match(r"(\d+)[.)]\s+\S", line))] == [str(i) for i in range(1, v + 1)]
+    ),
     "upper": lambda t, v: any(c.isalpha() for c in t) and (t.upper() == t) is bool(v),
     "lower": lambda t, v: any(c.isalpha() for c in t) and (t.lower() == t) is bool(v),
     "times": lambda t, v: all(_low(t).count(_low(k)) == n for k, n in v.items()),

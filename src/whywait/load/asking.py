@@ -22,13 +22,14 @@ from whywait.units import NS_PER_S
 AT_ONCE = 4
 GIVE_UP = 20  # failures in a row after which nothing more is sent: the service is gone, and it is not to be hammered
 MOST_CHARS = 1 << 20  # of one answer; what is longer is cut, and has long degenerated
-_OPEN, _CLOSE = re.compile(r"<(think|thinking|thought|reasoning)>", re.I), re.compile(r"</(think|thinking|thought|reasoning)>", re.I)
+_OPEN, _CLOSE = (re.compile(rf"<{end}(?:think|thinking|thought|reasoning)>", re.I) for end in ("", "/"))
 _THINKING = ("reasoning_content", "reasoning")
 
 
 def ask_all(
     target: Target,
     cases: Sequence[Case],
+    *,
     at_once: int = AT_ONCE,
     timeout_s: float = 300.0,
     say: Callable[[int, int], None] | None = None,

@@ -50,7 +50,7 @@ def cases_of(spec: str, seed: int = 1, n: int = EACH, context: int | None = None
             out += _first(read(Path(word)), n)
             continue
         else:
-            known = f"the built-in sets are {', '.join(SETS)} and all; a file of your own is a JSONL (docs/quality-tasks.md)"
+            known = f"sets: {', '.join(SETS)} and all; a file of your own is a JSONL (docs/quality-tasks.md)"
             raise UsageError(f"there is no set of tasks or file {word!r}", known)
         for name in names:
             out += made(name, seed, n or EACH, context or CONTEXT) if name in MADE else _first(_written(name), n)
@@ -68,11 +68,9 @@ def read(path: Path) -> list[Case]:
     except (OSError, UnicodeDecodeError) as exc:
         why = (exc.strerror or str(exc)) if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read the cases {path}: {why}", "a JSONL file, one case a line") from None
-    out = [
-        case_of(line, number, path.name) for number, line in enumerate(text.split("\n"), 1) if line.strip()
-    ]
+    out = [case_of(line, number, path.name) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not out:
-        raise UsageError(f"there is no case in {path}", "one case a line: {\"prompt\": …, \"answer\": …, \"grader\": …}")
+        raise UsageError(f"there is no case in {path}", 'one case a line: {"prompt": …, "answer": …, "grader": …}')
     if len(out) > MOST:
         raise UsageError(f"{path} has {len(out)} cases, more than {MOST}", "split it")
     return out
@@ -90,7 +88,7 @@ def case_of(line: str, number: int, file: str) -> Case:
     except (json.JSONDecodeError, RecursionError) as exc:
         raise wrong("", f"it is not JSON: {exc}", "one JSON object a line") from None
     if not isinstance(row, dict):
-        raise wrong("", "it is not a JSON object", "such as {\"prompt\": …, \"answer\": …, \"grader\": \"exact\"}")
+        raise wrong("", "it is not a JSON object", 'such as {"prompt": …, "answer": …, "grader": "exact"}')
     if strange := sorted(set(row) - set(FIELDS)):
         raise wrong(strange[0], "there is no such field", f"known are {', '.join(FIELDS[:-3])}")
     messages = _messages(row, wrong)
@@ -150,7 +148,9 @@ def _grader(row: Mapping[str, Any], wrong: _Wrong) -> Grader:
     try:
         re.compile(pattern)
     except re.error as exc:
-        raise wrong("pattern", f"it is no regular expression: {exc}", "Python's re, searched for in the final answer") from None
+        raise wrong(
+            "pattern", f"it is no regular expression: {exc}", "Python's re, searched for in the answer"
+        ) from None
     checks, schema = row.get("checks", {}), row.get("schema")
     if not isinstance(checks, dict):
         raise wrong("checks", "it is not an object", "name: value, see docs/quality-tasks.md")
@@ -183,7 +183,7 @@ def _answers(row: Mapping[str, Any], kind: str, wrong: _Wrong) -> tuple[Any, ...
             raise wrong("answer", f"{found!r} is not a number", "such as 42 or 3.5") from None
     if kind in ("exact", "choice"):
         if any(isinstance(a, (dict, list, bool)) or not str(a).strip() for a in answers):
-            raise wrong("answer", "it is not a text", "such as \"Paris\"")
+            raise wrong("answer", "it is not a text", 'such as "Paris"')
         return tuple(str(a) for a in answers)
     return answers
 
@@ -196,7 +196,7 @@ def _check_schema(schema: Any, wrong: _Wrong) -> None:
     try:
         jsonschema.validators.validator_for(schema).check_schema(schema)
     except (jsonschema.SchemaError, AttributeError, TypeError) as exc:
-        raise wrong("schema", f"it is no JSON schema: {getattr(exc, 'message', exc)}", "https://json-schema.org") from None
+        raise wrong("schema", f"it is no JSON schema: {getattr(exc, 'message', exc)}", "see json-schema.org") from None
 
 
 def _text(row: Mapping[str, Any], name: str, wrong: _Wrong) -> str:
