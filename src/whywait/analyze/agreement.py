@@ -8,9 +8,9 @@ before it, so that one early difference does not carry on). A is the reference P
 An engine lists only its k most probable tokens. S are the tokens in both lists, G those in A's alone. Outside S the
 probabilities are summed before they are compared: G as one lump, whose share in B is at most |G| times the smallest
 probability in B's list, and all others as a second. A function of the outcome never has more divergence than the
-outcome (log-sum inequality; Cover & Thomas, *Elements of Information Theory*, 2nd ed., theorem 2.7.1), and B's share of G
-is taken where it makes the sum least. So the figure is **never more than the true KL**. No list of k tokens bounds it from above:
-B may give any of the others next to nothing. ``outside`` says how much of A's mass was lumped.
+outcome (log-sum inequality; Cover & Thomas, *Elements of Information Theory*, 2nd ed., theorem 2.7.1), and B's share of
+G is taken where it makes the sum least. So the figure is **never more than the true KL**. No list of k tokens bounds
+it from above: B may give any of the others next to nothing. ``outside`` says how much of A's mass was lumped.
 
 Positions of a text resemble each other: whole *texts* are resampled. Each interval is the wider of two, the expanded
 percentile bootstrap (``stats.cluster_bootstrap``) and Student's t of the ratio of sums over texts (Cochran, *Sampling
@@ -84,8 +84,8 @@ def divergence(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[float, f
 def figures(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What all texts together say. Each has the lists of :func:`positions`.
 
-    Keys: ``texts``, ``positions``; ``top1`` (share), ``kl_mean``, ``kl_p99`` (nats), ``perplexity_ratio`` (B / A), each with
-    ``_low`` and ``_high`` (95 %; None below two texts); ``kl_p50``, ``kl_max``, ``outside`` (mean), ``perplexity_a``,
+    Keys: ``texts``, ``positions``; ``top1`` (share), ``kl_mean``, ``kl_p99`` (nats), ``perplexity_ratio`` (B / A), each
+    with ``_low`` and ``_high`` (95 %; None below two texts); ``kl_p50``, ``kl_max``, ``outside`` (mean), ``perplexity_a``,
     ``perplexity_b``, ``untold`` (share of positions whose real token's probability either did not tell: they are in no
     perplexity). None where nothing is known.
     """

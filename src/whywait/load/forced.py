@@ -9,8 +9,8 @@ Each engine has its own way, and which one was used is said (``Way.says``):
   towards the true token, which its list then holds with its unbiased probability. That is its decode at work. It tells
   no probabilities where the token is a part of a character: those positions are asked again with the bias on a whole
   one and a longer list; a true token that is not even there is untold.
-- SGLang's ``/generate`` has ``return_logprob`` from ``logprob_start_len`` on (its documentation, *Sampling Parameters*);
-  never run here.
+- SGLang's ``/generate`` has ``return_logprob`` from ``logprob_start_len`` on (its documentation, *Sampling
+  Parameters*); never run here.
 - Others: OpenAI's old ``echo`` with ``logprobs`` on completions, where a service still takes it.
 """
 
@@ -40,7 +40,7 @@ WIDTH = 4  # requests at once where the engine does not say how many it works on
 _TRIAL = "The quick brown fox jumps over the lazy dog."
 
 
-class Untold(Exception):  # noqa: N818 - not a failure: the service just has no such thing
+class Untold(Exception):
     """The service does not tell distributions over given text; the message says what it did instead."""
 
 
@@ -100,7 +100,7 @@ def way_of(target: Target, k: int) -> Way:
         try:
             ids = _ids(target, way, _TRIAL)
             way = dataclasses.replace(way, whole=ids[-2] if len(ids) > 1 else -1)
-            if any(row.top for row in _rows(target, way, _TRIAL, ids, [2])):
+            if any(row.top for row in _rows(target, way, (_TRIAL, ids), [2], (0, threading.Event()))):
                 return way
             reasons.append("its answer has no probabilities")
         except (Untold, ServiceError, NotAnEndpoint) as exc:
@@ -108,9 +108,7 @@ def way_of(target: Target, k: int) -> Way:
     raise Untold(f"{name}: {reasons[0]}")
 
 
-def score(
-    target: Target, way: Way, texts: Sequence[Given], each: int, context: int
-) -> Iterator[tuple[int, Score]]:
+def score(target: Target, way: Way, texts: Sequence[Given], each: int, context: int) -> Iterator[tuple[int, Score]]:
     """(index of the text, its score) as they come; ``each`` positions a text at most, of its first ``context`` tokens.
 
     Closing the iterator sends nothing further.
@@ -149,21 +147,19 @@ def places(tokens: int, each: int) -> list[int]:
     return sorted({first + int(i * (tokens - first) / n) for i in range(n)}) if n > 0 else []
 
 
-def requests_at_most(ways: Sequence[Way], texts: int, each: int) -> int:
-    return sum(texts * (each + 1 if w.each else 2) for w in ways)
+def requests_at_most(way: Way, texts: int, each: int) -> int:
+    return texts * (each + 1 if way.each else 2)
 
 
-def _score(
-    target: Target, way: Way, text: str, said: tuple[int, int, int], stop: threading.Event
-) -> Score | None:
+def _score(target: Target, way: Way, text: str, said: tuple[int, int, int], stop: threading.Event) -> Score | None:
     each, context, slot = said
     ids = _ids(target, way, text)
     if way.name in ("decode", "prompt_logprobs"):
         ids = ids[:context]
-        rows = _rows(target, way, text, ids, places(len(ids), each), slot, stop)
+        rows = _rows(target, way, (text, ids), places(len(ids), each), (slot, stop))
     else:  # it counts the tokens itself, in its answer
         seen: list[int] = []
-        rows = _rows(target, way, text, seen, None)
+        rows = _rows(target, way, (text, seen), None, (slot, stop))
         ids = seen[:context]
         chosen = set(places(len(ids), each))
         rows = [r for r in rows if r.at in chosen]
@@ -189,20 +185,21 @@ def _ids(target: Target, way: Way, text: str) -> list[int]:
 
 
 def _rows(
-    target: Target, way: Way, text: str, ids: list[int], at: Sequence[int] | None, slot: int = 0,
-    stop: threading.Event | None = None,
-) -> list[Row]:  # fmt: skip
-    """Rows of the positions ``at`` (None: all). A way that counts the tokens itself puts them into ``ids``."""
+    target: Target, way: Way, said: tuple[str, list[int]], at: Sequence[int] | None, run: tuple[int, threading.Event]
+) -> list[Row]:
+    """Rows of the positions ``at`` (None: all) of (text, tokens). A way that counts the tokens itself puts them into
+    the list; ``run``: the slot to use, and what stops it."""
+    text, ids = said
     if way.name == "decode":
-        return list(_decoded(target, way, ids, (at or [], slot), stop or threading.Event()))
+        return list(_decoded(target, way, ids, (at or [], *run)))
     rows = _WHOLE[way.name](target, way, text, ids)
     return rows if at is None else [r for r in rows if r.at in set(at)]
 
 
 def _decoded(
-    target: Target, way: Way, ids: Sequence[int], said: tuple[Sequence[int], int], stop: threading.Event
+    target: Target, way: Way, ids: Sequence[int], said: tuple[Sequence[int], int, threading.Event]
 ) -> Iterator[Row]:
-    at, slot = said
+    at, slot, stop = said
     for i in at:
         if stop.is_set():
             return
@@ -284,7 +281,7 @@ def _echoed(target: Target, way: Way, text: str, ids: list[int]) -> list[Row]:
                 rows.append(Row(i, float(logp), {**listed, _number(token): float(logp)}))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise Untold("completions do not echo the prompt with logprobs") from None
-    if text == _TRIAL and text.split()[-1] not in "".join(tokens):
+    if text == _TRIAL and _TRIAL[-8:] not in "".join(tokens):
         raise Untold("completions answer with other tokens than the prompt's")
     return rows
 

@@ -1,4 +1,4 @@
-"""Texts that engines score token by token: 25 of our own writing (eight kinds, four languages besides English), or a user's."""
+"""Texts that engines score token by token: 25 of our own writing in nine kinds, or a user's."""
 
 from __future__ import annotations
 
