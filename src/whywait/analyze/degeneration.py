@@ -6,15 +6,18 @@ Low precision often shows here before it shows in an accuracy, and in long answe
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
 from whywait.analyze.grade import json_in
 from whywait.analyze.grade_checks import script_shares
+from whywait.analyze.quality import Paired, Rule, paired
 from whywait.core.table import Array
 from whywait.core.tasks import Answered, Case
 
@@ -79,9 +82,9 @@ def unfinished(answered: Answered) -> bool:
     return answered.unclosed or bool(answered.cut and answered.thinking and not answered.text.strip())
 
 
-def switched(case: Case, answered: Answered) -> float:
+def switched(case: Case, answered: Answered) -> float | None:
     """1 where most letters of the answer are of another script than was asked for (the grader's ``language``, else
-    that of the last message), 0 where not, NaN where there are too few letters. A change between languages of one
+    that of the last message), 0 where not, None where there are too few letters. A change between languages of one
     script is not seen."""
     found = script_shares(answered.text)
     letters = sum(c.isalpha() for c in answered.text)
@@ -92,7 +95,7 @@ def switched(case: Case, answered: Answered) -> float:
         shares = script_shares(case.messages[-1][1])
         wanted = max(shares, key=lambda k: shares[k], default="")
     if letters < LETTERS or not wanted:
-        return float("nan")
+        return None
     if wanted == "kana":
         return float(found.get("kana", 0.0) + found.get("han", 0.0) < 0.5)
     return float(found.get(wanted, 0.0) < 0.5)
@@ -115,26 +118,46 @@ FIGURES: Final = {
 }
 
 
-def signs(cases: Sequence[Case], answers: Sequence[Answered]) -> dict[str, Array]:
-    """Every sign and figure of every answer, (n,) each; NaN where a request failed or the sign cannot be told."""
-    out = {name: np.full(len(cases), np.nan) for name in (*SIGNS, *FIGURES)}
-    for i, (case, got) in enumerate(zip(cases, answers, strict=True)):
-        if not got.ok:
-            continue
-        whole = f"{got.thinking}\n{got.text}" if got.thinking else got.text
-        row: dict[str, float | None] = {
-            "loops": loops(whole),
-            "unfinished": unfinished(got),
-            "cut": got.cut,
-            "empty": not got.text.strip() and not got.unclosed,
-            "invalid_json": not json_in(got.text)[1] if case.grader.kind in ("json", "json_schema") else None,
-            "switched": switched(case, got),
-            "broken": "\ufffd" in whole,
-            "length": float(np.log(got.output_tokens)) if got.output_tokens else None,
-            "repeated": repeated_share(whole),
-            "compression": compression(whole),
-        }
-        for name, value in row.items():
-            if value is not None:
-                out[name][i] = float(value)
+def signs(case: Case, answered: Answered) -> dict[str, float | None]:
+    """Every sign and figure of an answer; None where the request failed or the sign cannot be told."""
+    out: dict[str, float | None] = dict.fromkeys((*SIGNS, *FIGURES))
+    if not answered.ok:
+        return out
+    text, thinking = answered.text, answered.thinking
+    whole = f"{thinking}\n{text}" if thinking else text
+    out.update(
+        loops=float(loops(whole)),
+        unfinished=float(unfinished(answered)),
+        cut=float(answered.cut),
+        empty=float(not text.strip() and not answered.unclosed),
+        switched=switched(case, answered),
+        broken=float("\ufffd" in whole),
+        length=math.log(answered.output_tokens) if answered.output_tokens else None,
+        repeated=repeated_share(whole),
+        compression=compression(whole),
+    )
+    if case.grader.kind in ("json", "json_schema"):
+        out["invalid_json"] = float(not json_in(text)[1])
     return out
+
+
+def compared(rows: Sequence[Mapping[str, Any]], seed: int = 1) -> list[Paired]:
+    """Every sign and figure that both arms tell, paired over cases; not yet adjusted.
+
+    A sign that no answer of either arm differs in is told, and asks nothing: it takes no share of the error.
+
+    Args:
+        rows: a case each: ``group``, and ``a`` and ``b`` with the ``signs`` of their answers.
+    """
+    groups = [str(r["group"]) for r in rows]
+    out = []
+    for name, title in {**SIGNS, **FIGURES}.items():
+        a, b = (np.array([_number(r[k]["signs"].get(name)) for r in rows], dtype=np.float64) for k in ("a", "b"))
+        found = paired(title, a, b, groups, rule=Rule(math.nan, 0.95, name in SIGNS), seed=seed)
+        if found.n:
+            out.append(found if found.worse or found.better else replace(found, p=None))
+    return out
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

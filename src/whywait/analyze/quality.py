@@ -3,8 +3,9 @@
 A case gives one pair (a, b), usually 0 or 1 each. What is common to both arms (the difficulty of a case) falls out.
 
 *Test* of no difference. Of 0/1 pairs of single cases: McNemar's, exact, with the mid-p value (Fagerland, Lydersen &
-Laake, *BMC Med. Res. Methodol.* 13:91 (2013): it keeps the level where the plain exact test gives power away). Of other figures, or of cases in groups: the paired permutation test that
-swaps the arms of whole groups (10,000 draws, mid-p), of which McNemar's is the special case.
+Laake, *BMC Med. Res. Methodol.* 13:91 (2013): it keeps the level where the plain exact test gives power away). Of other
+figures, or of cases in groups: the paired permutation test that swaps the arms of whole groups (10,000 draws, mid-p), of
+which McNemar's is the special case.
 
 *Interval* at 95 %: the wider of two. (1) Wald's with one further pair put on either side: Bonett & Price, *Br. J. Math.
 Stat. Psychol.* 65 (2012), recommended by Fagerland, Lydersen & Laake, *Stat. Med.* 33 (2014); for groups the same with
@@ -40,6 +41,7 @@ POWER: Final = 0.8
 MARGIN: Final = 0.02  # a loss of two points is worth knowing of
 DRAWS: Final = 2000
 FAR: Final = 1_000_000  # cases: what would take more is not promised
+TESTS: Final = ("permutation of groups, mid-p", "McNemar, mid-p")
 _Z: Final = NormalDist().inv_cdf
 
 
@@ -123,7 +125,7 @@ def paired(name: str, a: Array, b: Array, groups: Sequence[str] = (), *, rule: R
     needed = cases_needed(drop, max(moved, 0.0), margin, level) if state == "undecided" and n > 1 else None
     return replace(
         empty, a=float(a.mean()), b=float(b.mean()), drop=drop, low=low, high=high, worse=worse, better=better, p=p,
-        state=state, needed=needed, least=least_drop(n, smooth) if share else None, test="McNemar, mid-p" if binary else "permutation",
+        state=state, needed=needed, least=least_drop(n, smooth) if share else None, test=TESTS[binary],
     )  # fmt: skip
 
 
@@ -273,3 +275,7 @@ def by_category(
         theirs = [g for g, m in zip(groups, mine, strict=True) if m] if len(groups) else ()
         out.append(paired(f"accuracy: {name}", a[mine], b[mine], theirs, rule=Rule(margin, level), seed=seed))
     return out
+
+
+def as_table(found: Sequence[Paired]) -> list[dict[str, Any]]:
+    return [f.as_dict() for f in found]

@@ -29,11 +29,9 @@ _THINKING = ("reasoning_content", "reasoning")
 def ask_all(
     target: Target,
     cases: Sequence[Case],
-    *,
     at_once: int = AT_ONCE,
     timeout_s: float = 300.0,
     say: Callable[[int, int], None] | None = None,
-    stream: bool = True,
 ) -> list[Answered]:
     """An answer for each case, in the order of ``cases``. ``say`` is told how many of how many are done.
 
@@ -50,8 +48,8 @@ def ask_all(
                 waiting.clear()
             while waiting and client.in_flight < max(1, at_once):
                 i = waiting.pop()
-                body = _body(target, cases[i], stream)
-                client.send(Call(i, i, clock.now(), body, stream, round(timeout_s * NS_PER_S), texts[i].tap))
+                body = _body(target, cases[i])
+                client.send(Call(i, i, clock.now(), body, True, round(timeout_s * NS_PER_S), texts[i].tap))
             ended = len(client.poll(100_000_000))
             done += ended
             if ended and say is not None:
@@ -80,10 +78,8 @@ def split_thinking(text: str) -> tuple[str, str, bool]:
     return "\n".join(thoughts).strip(), "".join(answer).strip(), False
 
 
-def _body(target: Target, case: Case, stream: bool) -> bytes:
-    options: dict[str, Any] = {"stream": stream, "temperature": 0}
-    if stream:
-        options["stream_options"] = {"include_usage": True}
+def _body(target: Target, case: Case) -> bytes:
+    options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
     messages = [Message(role, content) for role, content in case.messages]
     return body_of(target, messages, case.max_tokens, {**options, **target.extra})
 

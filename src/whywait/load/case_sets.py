@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from whywait.core.tasks import Case, Grader
+from whywait.errors import UsageError
 from whywait.load.corpus import texts
 
 WORDS_TO_TOKENS = 1.5  # at most, of English by common tokenizers
@@ -203,16 +204,32 @@ BOOKS: Final = ("instructions", "languages", "json")
 SETS: Final = (*MADE, *BOOKS)
 
 
-def made(name: str, seed: int, n: int, context: int) -> list[Case]:
-    """``n`` cases of a generated set, spread evenly over the levels that fit ``context`` (tokens). Same seed, same
-    cases, and the first ones of a larger ``n`` are those of a smaller one."""
+def made(name: str, draw: tuple[int, int], context: int, span: tuple[int, int] | None = None) -> list[Case]:
+    """Cases of a generated set, spread evenly over its levels.
+
+    Args:
+        draw: seed, how many. Same seed, same cases; the first ones of many are those of few.
+        context: tokens a request may have: longer needles are left out.
+        span: only levels from … to.
+
+    Raises:
+        UsageError: no level lies in ``span``.
+    """
+    seed, n = draw
     maker, levels = MADE[name]
+    if span is not None:
+        kept = [v for v in levels if span[0] <= v <= span[1]]
+        if not kept:
+            raise UsageError(
+                f"{name} has no level in {span[0]}-{span[1]}", f"its levels: {', '.join(map(str, levels))}"
+            )
+        levels = kept
     if name == "needle":
         levels = [w for w in levels if w * WORDS_TO_TOKENS + 120 <= context] or [levels[0]]
     out = []
     for i in range(n):
         level = levels[i % len(levels)]
-        turns, grader, most = maker(random.Random(f"{seed}/{name}/{i}"), level)
+        turns, grader, most = maker(random.Random(f"{seed}/{name}/{level}/{i // len(levels)}"), level)
         out.append(Case(f"{name}-{level}-{i}", name, turns, grader, min(most, context // 2), "", level))
     return out
 

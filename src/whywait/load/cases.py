@@ -29,7 +29,8 @@ NEEDS: Final[Mapping[str, str]] = {"regex": "pattern", "json_schema": "schema", 
 
 
 def cases_of(spec: str, seed: int = 1, n: int = EACH, context: int | None = None) -> list[Case]:
-    """The cases of ``spec``: ``all``, names of built-in sets and paths of JSONL files, with commas between.
+    """The cases of ``spec``: ``all``, names of built-in sets (``counting:1-3``: these levels only) and paths of JSONL
+    files, with commas between.
 
     Args:
         seed: of what is generated. Same seed, same cases.
@@ -42,10 +43,14 @@ def cases_of(spec: str, seed: int = 1, n: int = EACH, context: int | None = None
     """
     out: list[Case] = []
     for word in (w.strip() for w in spec.split(",")):
+        name, _, span = word.partition(":")
         if word == "all":
             names: Sequence[str] = SETS
         elif word in SETS:
             names = (word,)
+        elif name in MADE and (levels := _span(span)):
+            out += made(name, (seed, n or EACH), context or CONTEXT, levels)
+            continue
         elif Path(word).is_file():
             out += _first(read(Path(word)), n)
             continue
@@ -53,7 +58,7 @@ def cases_of(spec: str, seed: int = 1, n: int = EACH, context: int | None = None
             known = f"sets: {', '.join(SETS)} and all; a file of your own is a JSONL (docs/quality-tasks.md)"
             raise UsageError(f"there is no set of tasks or file {word!r}", known)
         for name in names:
-            out += made(name, seed, n or EACH, context or CONTEXT) if name in MADE else _first(_written(name), n)
+            out += made(name, (seed, n or EACH), context or CONTEXT) if name in MADE else _first(_written(name), n)
     return _unique(out)
 
 
@@ -220,6 +225,12 @@ def _number(row: Mapping[str, Any], name: str, wrong: _Wrong) -> float:
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < 1e300:
         raise wrong(name, f"{found!r} is not a number from 0 up", "such as 0.01")
     return float(found)
+
+
+def _span(text: str) -> tuple[int, int] | None:
+    """``2-4`` or ``3``: levels from … to."""
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text)
+    return (int(found[1]), int(found[2] or found[1])) if found else None
 
 
 def _written(name: str) -> list[Case]:
