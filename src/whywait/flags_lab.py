@@ -55,7 +55,7 @@ def quality(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", choices=["agreement", "tasks"], help="only distributions over given text, or only tasks")
     g = p.add_argument_group("agreement of distributions (docs/quality.md)")
     g.add_argument("--text", action="append", default=[], metavar="FILE",
-                   help="score this text (.jsonl: one per line); repeatable (default: 25 of ours, 9 kinds)")  # fmt: skip
+                   help="score this text (.jsonl: one per line); repeatable (default: 25 of our own)")  # fmt: skip
     g.add_argument("--positions", type=positive, metavar="N",
                    help="scored in all (default 400 where each is a request of its own, else 4000)")  # fmt: skip
     g.add_argument("--context", type=positive, default=512, metavar="N", help="tokens of a text at most (default 512)")

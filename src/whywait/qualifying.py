@@ -78,7 +78,6 @@ class Comparison:
     directory: Path
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     texts: list[dict[str, Any]] = field(default_factory=list)
-    tasks: dict[str, Any] | None = None
     cases: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""  # there is no agreement of distributions
     partial: str = "it was cut off"
@@ -91,7 +90,7 @@ class Comparison:
         kept = {"texts": self.texts, "why": self.why, "ways": ways,
                 "k": min((a["k"] for a in self.arms.values() if a.get("k")), default=None)}  # fmt: skip
         found = agreed.agreement_of(kept, self.plan["margins"])
-        tasks = self.tasks
+        tasks = tasking.judged(self.cases, self.plan["margins"]["accuracy"], self.plan["seed"]) if self.cases else None
         claims = [*found["claims"], *(tasks["claims"] if tasks else [])]
         same = bool(self.plan["same"])
         return {
@@ -129,7 +128,7 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     except WhywaitError as exc:
         c.error, c.partial = exc, exc.message
     _compare(plan, c, sides)
-    if c.error is not None and not c.texts and c.tasks is None:
+    if c.error is not None and not c.texts and not c.cases:
         raise c.error
     directory.mkdir(parents=True, exist_ok=True)
     c.save()
@@ -147,8 +146,8 @@ def load(directory: str | Path) -> Comparison:
     path = Path(directory) / NOTE
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return Comparison(kept["plan"], Path(directory), kept["arms"], kept["texts"], kept["tasks"],
-                          kept["cases"], kept["agreement"]["why"], kept["partial_reason"])  # fmt: skip
+        return Comparison(kept["plan"], Path(directory), kept["arms"], kept["texts"], kept["cases"],
+                          kept["agreement"]["why"], kept["partial_reason"])  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise UsageError(f"{path} holds no whywait comparison: {exc}", "give the folder of whywait quality") from None
 
@@ -208,8 +207,7 @@ def _compare(plan: Plan, c: Comparison, sides: Mapping[str, _Side]) -> None:
             g = plan.texts[i]
             found = agreement.positions(a[i].scored, b[i].scored)
             c.texts.append({"name": g.name, "kind": g.kind, "tokens": a[i].tokens, **found})
-    answers = (sides["A"].answers, sides["B"].answers)
-    c.tasks, c.cases = tasking.compared(plan.cases, answers, plan.margins["accuracy"], plan.options.seed)
+    c.cases = tasking.graded(plan.cases, sides["A"].answers, sides["B"].answers)
 
 
 def _each(plan: Plan, one_by_one: bool) -> int:

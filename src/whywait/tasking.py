@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whywait.analyze import tasks
+import numpy as np
+
+from whywait.analyze import degeneration, quality, tasks
 from whywait.analyze.grade import grade
 from whywait.core import secrets
 from whywait.core.tasks import Answered, Case
@@ -32,24 +34,34 @@ def asked(target: Target, cases: Sequence[Case], how: tuple[int, float], say: Sa
         say(f"  {len(out)} of {len(cases)} tasks answered")
 
 
-def compared(
-    cases: Sequence[Case], answers: tuple[Sequence[Answered], Sequence[Answered]], margin: float, seed: int
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """(``analyze.tasks`` on the cases that both arms were asked, with claims and doubts, None without any; a row per
-    case: figures and grades, no text). ``margin``: points of accuracy."""
-    n = min(map(len, answers))
-    a, b = (side[:n] for side in answers)
-    if not n:
-        return None, []
-    found: dict[str, Any] = _told(tasks.compared(cases[:n], a, b, margin / 100, seed).as_dict())
-    found |= {"cases": n, "claims": [_claim(found["accuracy"][0])], "doubts": found.pop("notes")}
-    rows = [{"id": c.id, "category": c.category, "level": c.level, "a": _side(c, x), "b": _side(c, y)}
-            for c, x, y in zip(cases[:n], a, b, strict=True)]  # fmt: skip
-    return found, rows
+def graded(cases: Sequence[Case], a: Sequence[Answered], b: Sequence[Answered]) -> list[dict[str, Any]]:
+    """A row per case that both were asked: figures and grades, no text."""
+    return [
+        {"id": c.id, "category": c.category, "group": c.group, "level": c.level, "a": _side(c, x), "b": _side(c, y)}
+        for c, x, y in zip(cases, a, b, strict=False)
+    ]
 
 
 def _side(case: Case, answered: Answered) -> dict[str, Any]:
-    return {"right": grade(case, answered).right, **{k: getattr(answered, k) for k in SIDE}}
+    found = grade(case, answered)
+    facts = {k: getattr(answered, k) for k in SIDE}
+    return {"right": found.right, "why": found.why, **facts, "signs": degeneration.signs(case, answered)}
+
+
+def judged(rows: Sequence[Mapping[str, Any]], margin: float, seed: int) -> dict[str, Any]:
+    """Accuracy over all and per category, signs of degeneration, claims and doubts, from rows of :func:`graded`;
+    ``margin``: points of accuracy."""
+    right = (np.array([float(r["a"]["right"]) for r in rows]), np.array([float(r["b"]["right"]) for r in rows]))
+    groups, categories = [r["group"] for r in rows], [r["category"] for r in rows]
+    found = quality.by_category(right, categories, groups, margin / 100, seed)
+    named = len(found)
+    found = quality.adjusted([*found, *degeneration.compared(rows, seed)])
+    out: dict[str, Any] = _told({
+        "cases": len(rows), "accuracy": quality.as_table(found[:named]),
+        "degeneration": quality.as_table(found[named:]), "levels": tasks.levels(rows), "changed": tasks.changed(rows),
+        "doubts": tasks.doubts(rows),
+    })  # fmt: skip
+    return out | {"claims": [_claim(out["accuracy"][0])]}
 
 
 def _told(value: Any) -> Any:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.stats import cluster_bootstrap, t975, weighted_percentile
+from whywait.analyze.stats import MIN_GROUPS, cluster_bootstrap, t975, weighted_percentile
 from whywait.core.scored import Scored
 from whywait.core.table import Array
 
@@ -85,9 +85,9 @@ def figures(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What all texts together say. Each has the lists of :func:`positions`.
 
     Keys: ``texts``, ``positions``; ``top1`` (share), ``kl_mean``, ``kl_p99`` (nats), ``perplexity_ratio`` (B / A), each
-    with ``_low`` and ``_high`` (95 %; None below two texts); ``kl_p50``, ``kl_max``, ``outside`` (mean), ``perplexity_a``,
-    ``perplexity_b``, ``untold`` (share of positions whose real token's probability either did not tell: they are in no
-    perplexity). None where nothing is known.
+    with ``_low`` and ``_high`` (95 %; None below four texts); ``kl_p50``, ``kl_max``, ``outside`` (mean),
+    ``perplexity_a``, ``perplexity_b``, ``untold`` (share of positions whose real token's probability either did not
+    tell: they are in no perplexity). None where nothing is known.
     """
     rows = [_arrays(t) for t in texts]
     rows = [r for r in rows if len(r["at"])]
@@ -134,7 +134,7 @@ def _ratio(name: str, sums: Sequence[tuple[float, int]], share: bool = False) ->
     value = float(total.sum() / count.sum())
     low, high = value, value
     m = len(told)
-    if m < 2:
+    if m < MIN_GROUPS:
         return {name: value, f"{name}_low": None, f"{name}_high": None}
     lo, hi = cluster_bootstrap(m, lambda w: (w @ total) / (w @ count), np.random.default_rng(SEED), DRAWS)
     spread = (total - value * count) / count.mean()
@@ -154,7 +154,7 @@ def _percentile(kls: Sequence[Array]) -> dict[str, float | None]:
     if not len(x):
         return out
     out["kl_p99"] = weighted_percentile(x, 0.99)
-    if len(kls) < 2:
+    if len(kls) < MIN_GROUPS:
         return out
     order = np.argsort(x, kind="stable")
     text = np.repeat(np.arange(len(kls)), [len(v) for v in kls])[order]
@@ -212,7 +212,7 @@ def _more(found: Mapping[str, Any], name: str, limit: float) -> str:
     if value is None:
         return "nothing is known of it"
     if low is None or high is None:
-        return "one text says nothing of others: give more (--text FILE, repeatable)"
+        return f"{n} texts say nothing of others: give more (--text FILE, repeatable)"
     half, away = (high - low) / 2, abs(value - limit)
     if away <= half / 20:
         return "it lies at the limit itself: hardly any number of texts would decide"

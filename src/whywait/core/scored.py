@@ -1,4 +1,4 @@
-"""What a model thought of a given text, token by token; ``load/forced.py`` makes it, ``analyze/agreement.py`` reads it."""
+"""What a model thought of a given text, token by token: ``load/forced.py`` makes it, ``analyze/agreement.py`` reads."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ def _doubt(what: str, why: str, next_: str) -> dict[str, str]:
 
 
 def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    """A figure for ``--fail-if``: ``agreement.NAME``; ``accuracy.NAME`` or ``accuracy.CATEGORY.NAME``, and
-    ``degeneration.SIGN.NAME``, with NAME one of ``a, b`` (per cent) and ``drop, drop_low, drop_high``
-    (of accuracy, points that B lost; of a sign, what it grew by: per cent, or a hundred times a figure that is no share).
+    """A figure for ``--fail-if``: ``agreement.NAME``; ``accuracy.NAME`` or ``accuracy.CATEGORY.NAME`` with NAME ``a``,
+    ``b`` (per cent), ``drop``, ``drop_low``, ``drop_high`` (points that B lost); ``degeneration.SIGN.NAME`` likewise,
+    but with ``rise`` for what B has more of. None where it is unknown.
 
     Raises:
         KeyError: there is no such figure.
@@ -79,23 +79,25 @@ def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
     part, rest = path[0], path[1:]
     if part == "agreement" and len(rest) == 1:
         figures = result["agreement"]["figures"]
-        if figures is None:
-            if rest[0] not in agreement.figures([]):
-                raise KeyError(rest[0])
-            return None
-        found: float | None = figures[rest[0]]
-        return found
-    if part not in ("accuracy", "degeneration") or not rest or rest[-1] not in POINTS:
+        empty = agreement.figures([])
+        found: float | None = (figures or empty)[rest[0]]
+        return found if figures else None
+    names = POINTS.get(part)
+    if names is None or not rest or rest[-1] not in names:
         raise KeyError(".".join(path))
     if not result["tasks"]:
         return None
     rows = {r["name"]: r for r in result["tasks"][part]}
     wanted = part if len(rest) == 1 else f"{part}: {rest[0]}" if part == "accuracy" else rest[0]
-    value: float | None = rows[wanted][POINTS[rest[-1]]]
-    if value is None:
-        return None
-    return 100 * value if rest[-1] in ("a", "b") or part == "degeneration" else -100 * value
+    name, scale = names[rest[-1]]
+    value: float | None = rows[wanted][name]
+    return None if value is None else scale * value
 
 
-#: What a gate calls a figure → what the paired comparison calls it. A loss is a drop above 0.
-POINTS: Mapping[str, str] = {"a": "a", "b": "b", "drop": "drop", "drop_low": "high", "drop_high": "low"}
+#: What a gate calls a figure → what the paired comparison calls it, and what it is multiplied by. A loss is above 0.
+POINTS: Mapping[str, Mapping[str, tuple[str, float]]] = {
+    "accuracy": {"a": ("a", 100), "b": ("b", 100), "drop": ("drop", -100), "drop_low": ("high", -100),
+                 "drop_high": ("low", -100)},
+    "degeneration": {"a": ("a", 100), "b": ("b", 100), "rise": ("drop", 100), "rise_low": ("low", 100),
+                     "rise_high": ("high", 100)},
+}  # fmt: skip

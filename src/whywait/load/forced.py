@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final
@@ -108,7 +108,9 @@ def way_of(target: Target, k: int) -> Way:
     raise Untold(f"{name}: {reasons[0]}")
 
 
-def score(target: Target, way: Way, texts: Sequence[Given], each: int, context: int) -> Iterator[tuple[int, Score]]:
+def score(
+    target: Target, way: Way, texts: Sequence[Given], each: int, context: int
+) -> Generator[tuple[int, Score], None, None]:
     """(index of the text, its score) as they come; ``each`` positions a text at most, of its first ``context`` tokens.
 
     Closing the iterator sends nothing further.

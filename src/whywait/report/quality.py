@@ -15,7 +15,7 @@ from whywait.units import percent
 
 MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": ("○", "bold red")}
 AGREEMENT_HEAD = ("figure", "value", "95 % over texts", "")
-KIND_HEAD = ("kind of text", "texts", "positions", "top-1", "KL mean", "perplexity A", "perplexity B", "B / A", "95 %")
+KIND_HEAD = ("kind of text", "texts", "positions", "top-1", "KL mean", "ppl A", "ppl B", "B / A", "95 %")
 TASK_HEAD = ("category", "cases", "A", "B", "change", "95 %", "B lost / won", "not worse within", "p (adjusted)")
 SIGN_HEAD = ("sign", "cases", "A", "B", "change", "95 %", "p (adjusted)")
 
@@ -71,7 +71,7 @@ def kind_rows(kinds: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [
         [kind, str(f["texts"]), str(f["positions"]), percent(f["top1"]), nats(f["kl_mean"]), plain(f["perplexity_a"]),
          plain(f["perplexity_b"]), ratio(f["perplexity_ratio"]),
-         between(f["perplexity_ratio_low"], f["perplexity_ratio_high"], ratio)]
+         between(f["perplexity_ratio_low"], f["perplexity_ratio_high"], lambda v: "–" if v is None else f"×{v:.2f}")]
         for kind, f in kinds.items()
     ]  # fmt: skip
 

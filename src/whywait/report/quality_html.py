@@ -102,7 +102,7 @@ def _changes(found: Sequence[Mapping[str, Any]]) -> Html:
     most = max([0.05, *(abs(v) for r in told for v in (r["low"], r["high"]))]) * 1.1
 
     def at(value: float) -> float:
-        return 0.5 + 0.5 * min(max(value / most, -1.0), 1.0)
+        return 0.5 + 0.5 * float(min(max(value / most, -1.0), 1.0))
 
     plot = Plot(len(told) * _ROW, left=160, right=70, top=6, bottom=34)
     plot.line((0.5, 0), (0.5, plot.height), "axis")
