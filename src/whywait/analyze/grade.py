@@ -178,6 +178,8 @@ def _english(digits: str) -> str:
 
 def _numeric(grader: Grader, text: str, cut: bool) -> Grade:
     text = plain(text)
+    if cut:
+        text = re.sub(r"[\d.,]+$", "", text)  # the number it was in the middle of
     marked = final_answer(text)
     commas = grader.language in COMMA
     found = numbers((marked or "").rpartition("=")[2], commas) if marked is not None else []

@@ -3,7 +3,7 @@
 A case gives one pair (a, b), usually 0 or 1 each. What is common to both arms (the difficulty of a case) falls out.
 
 *Test* of no difference. Of 0/1 pairs of single cases: McNemar's, exact, with the mid-p value (Fagerland, Lydersen &
-Laake, *BMC Med. Res. Methodol.* 13:91 (2013): it keeps the level where the plain exact test gives power away). Of other
+Laake, *BMC Med. Res. Methodol.* 13 (2013): it keeps the level where the plain exact test gives power away). Of other
 figures, or of cases in groups: the paired permutation test that swaps the arms of whole groups (10,000 draws, mid-p), of
 which McNemar's is the special case.
 
@@ -253,7 +253,6 @@ def by_category(
     right: tuple[Array, Array],
     categories: Sequence[str],
     groups: Sequence[str] = (),
-    *,
     margin: float = MARGIN,
     seed: int = 1,
 ) -> list[Paired]:

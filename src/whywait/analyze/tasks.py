@@ -1,5 +1,5 @@
-"""What the rows of a comparison of tasks say besides its figures: by difficulty, which cases changed sides, how much such
-a comparison can show. A row is a case: ``id, category, group, level`` and ``a``, ``b`` with ``right, why, outcome``.
+"""What the rows of a comparison of tasks say besides its figures: by difficulty, which cases changed sides, and how much
+it can show. A row is a case: ``id, category, group, level`` and ``a``, ``b`` with ``right, why, outcome``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def levels(rows: Sequence[Row]) -> list[dict[str, Any]]:
         mine = [r for r in rows if r["category"] == category and r["level"] == level]
         a, b = (sum(float(r[k]["right"]) for r in mine) / len(mine) for k in ("a", "b"))
         out.append({"category": category, "level": level, "n": len(mine), "a": a, "b": b,
-                    "tells": NEVER < max(a, b) and min(a, b) < ALWAYS})  # fmt: skip
+                    "tells": max(a, b) > NEVER and min(a, b) < ALWAYS})  # fmt: skip
     return out
 
 

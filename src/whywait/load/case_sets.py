@@ -160,7 +160,7 @@ def _needle(rng: random.Random, level: int) -> Made:
         lines.insert(rng.randint(0, len(lines)), f"The door code of the {city} office is {code}.")
     question = f"What is the door code of the {cities[0]} office? Reply with the code only."
     text = "Read this text.\n\n" + " ".join(lines) + "\n\n" + question
-    return (("user", text),), Grader("numeric", (codes[0],)), 24
+    return (("user", text),), Grader("numeric", (codes[0],)), 20
 
 
 def _record(rng: random.Random, fields: int) -> tuple[str, dict[str, Any]]:
