@@ -76,11 +76,9 @@ def _told(value: Any) -> Any:
 def _claim(p: Mapping[str, Any]) -> dict[str, Any]:
     more = ""
     if p["state"] == "undecided":
-        more = (
-            f"about {p['needed']:,} cases like these {p['n']} would decide"
-            if p["needed"]
-            else "hardly any number of cases would decide"
-        )
+        more = "hardly any number of cases would decide"
+        if p["needed"]:  # of what was seen by chance it may be fewer than there were
+            more = f"about {max(p['needed'], 2 * p['n']):,} cases like these {p['n']} would decide"
     return {"claim": f"B's accuracy is at most {100 * p['margin']:.3g} points below A's", "figure": "accuracy",
             "margin": 100 * p["margin"], "limit": -p["margin"], "state": p["state"], "value": p["drop"],
             "low": p["low"], "high": p["high"], "cases": p["n"], "next_step": more}  # fmt: skip

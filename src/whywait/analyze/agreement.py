@@ -78,7 +78,7 @@ def divergence(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[float, f
         total += alone * math.log(alone / share) + rest_p * math.log(rest_p / max(rest_q - share, FLOOR / 2))
     else:
         total += rest_p * math.log(rest_p / rest_q)
-    return max(total, 0.0), 1.0 - float(p[at_a].sum())
+    return max(total, 0.0), max(1.0 - float(p[at_a].sum()), 0.0)
 
 
 def figures(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from whywait.analyze.degeneration import FIGURES
 from whywait.report.text import console
 from whywait.units import percent
 
 MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": ("○", "bold red")}
 AGREEMENT_HEAD = ("figure", "value", "95 % over texts", "")
 KIND_HEAD = ("kind of text", "texts", "positions", "top-1", "KL mean", "ppl A", "ppl B", "B / A", "95 %")
-TASK_HEAD = ("category", "cases", "A", "B", "change", "95 %", "B lost / won", "not worse within", "p (adjusted)")
+TASK_HEAD = ("category", "cases", "A", "B", "change", "95 %", "B lost / won", "not worse", "p (adjusted)")
 SIGN_HEAD = ("sign", "cases", "A", "B", "change", "95 %", "p (adjusted)")
 
 
@@ -81,19 +83,19 @@ def task_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     out = []
     for r in rows:
         name = r["name"].partition(": ")[2] or "all"
-        state = f"{r['state']} ({100 * r['margin']:.3g} points)" if r["state"] else ""
         out.append([name, str(r["n"]), percent(r["a"]), percent(r["b"]), points(r["drop"]),
-                    between(r["low"], r["high"], points), f"{r['worse']} / {r['better']}", state, _p(r)])  # fmt: skip
+                    between(r["low"], r["high"], points), f"{r['worse']} / {r['better']}", r["state"], _p(r)])  # fmt: skip
     return out
 
 
 def sign_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row of SIGN_HEAD per sign; the length of answers as a geometric mean and a ratio."""
     out = []
     for r in rows:
-        share = r.get("scale", "share") == "share"
-        show = percent if share else plain
-        moved: Callable[[float | None], str] = points if share else _signed
-        out.append([r["name"], str(r["n"]), show(r["a"]), show(r["b"]), moved(r["drop"]),
+        show, moved, name = percent, points, r["name"]
+        if name == FIGURES["length"]:
+            show, moved, name = _tokens, _times, "length of the answers, tokens"
+        out.append([name, str(r["n"]), show(r["a"]), show(r["b"]), moved(r["drop"]),
                     between(r["low"], r["high"], moved), _p(r)])  # fmt: skip
     return out
 
@@ -153,8 +155,12 @@ def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], tit
     out.print(table)
 
 
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3g}".replace("-", "−")
+def _tokens(value: float | None) -> str:
+    return "–" if value is None else f"{math.exp(value):.0f}"
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"×{math.exp(value):.3g}"
 
 
 def _p(r: Mapping[str, Any]) -> str:
