@@ -140,7 +140,15 @@ def _service(p: argparse.ArgumentParser) -> None:
 
 
 def endpoint(p: argparse.ArgumentParser) -> None:
-    """How a service is asked, wherever it is."""
+    """How a service is asked and read, wherever it is."""
+    asking(p)
+    p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
+    _reading(p)
+    _probes(p)
+
+
+def asking(p: argparse.ArgumentParser) -> None:
+    """How a service is asked, without what is read beside it."""
     p.add_argument("--model", help="model name (default: the first the service lists)")
     p.add_argument(
         "--dialect",
@@ -150,11 +158,8 @@ def endpoint(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
     p.add_argument("--timeout", metavar="TIME", help="per request (default 300s)")
-    p.add_argument("--no-stream", dest="stream", action="store_false", help="whole answers; no TTFT")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
-    _reading(p)
     _reach(p)
-    _probes(p)
 
 
 def _reading(p: argparse.ArgumentParser) -> None:

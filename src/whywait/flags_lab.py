@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whywait.flags import endpoint, one_point, output, workload_flags
+from whywait.flags import asking, endpoint, one_point, output, positive, workload_flags
 
 EXCLUDE = ("client", "neighbours", "foreign")
 
@@ -45,6 +45,45 @@ def _both(p: argparse.ArgumentParser) -> None:
                    help="A against itself: what a trial finds there is noise (first: then A against B)")  # fmt: skip
     g.add_argument("--warm-up", type=int, metavar="N", help="requests before each round, in no figure (default: width)")
     g.add_argument("--html", metavar="FILE", help="where the page goes (default: report.html in the folder)")
+    g.add_argument("--quality", nargs="?", const="all", choices=["all", "agreement", "tasks"],
+                   help="afterwards: do both arms answer alike, as whywait quality tells")  # fmt: skip
+
+
+def quality(p: argparse.ArgumentParser) -> None:
+    arm = "a command line ({port}: a free one), embedded[:cache_type_k=q4_0,…], or the URL of a service that runs"
+    p.add_argument("a", metavar="A", help=f"what it is held against: {arm}")
+    p.add_argument("b", nargs="?", metavar="B", help="what was changed, likewise; left out with --aa")
+    p.add_argument("--aa", action="store_true", help="A against itself: what is found there is noise")
+    p.add_argument("--only", choices=["agreement", "tasks"], help="only distributions over given text, or only tasks")
+    g = p.add_argument_group("agreement of distributions (docs/quality.md)")
+    g.add_argument("--text", action="append", default=[], metavar="FILE",
+                   help="score this text (.jsonl: one per line); repeatable (default: 25 of our own)")  # fmt: skip
+    g.add_argument("--positions", type=positive, metavar="N",
+                   help="scored in all (default 400 where each is a request of its own, else 4000)")  # fmt: skip
+    g.add_argument("--context", type=positive, default=512, metavar="N", help="tokens of a text at most (default 512)")
+    g.add_argument("--top", type=positive, default=50, metavar="K", help="length of the lists (default 50)")
+    g = p.add_argument_group("tasks")
+    g.add_argument("--tasks", default="all", metavar="LIST",
+                   help="built-in sets and JSONL files of your own, with commas between (default all)")  # fmt: skip
+    g.add_argument(
+        "--cases", type=positive, metavar="N", help="of each category (default 40; 6 on the embedded engine)"
+    )
+    g.add_argument("--at-once", type=positive, default=4, metavar="N", help="tasks in flight (default 4)")
+    g.add_argument("--keep-text", action="store_true", help="keep the answers themselves, in answers.jsonl")
+    g = p.add_argument_group("what counts as not worse")
+    g.add_argument("--margin", type=float, default=2.0, metavar="POINTS", help="of accuracy (default 2)")
+    g.add_argument("--margin-ppl", type=float, default=2.0, metavar="PERCENT", help="more perplexity (default 2)")
+    g.add_argument("--margin-top1", type=float, default=5.0, metavar="PERCENT",
+                   help="of positions with another most probable token (default 5)")  # fmt: skip
+    asking(p)
+    p.add_argument("--engine-file", metavar="FILE", help="TOML: the metrics, flags and fields of another engine")
+    p.add_argument("--seed", type=int, default=1, metavar="N", help="of tasks that are made up (default 1)")
+    p.add_argument("--out", metavar="DIR", help="folder for the comparison (default: whywait-runs/…)")
+    p.add_argument("--html", metavar="FILE", help="where the page goes (default: report.html in the folder)")
+    p.add_argument("--json", action="store_true", help="all of it as JSON on stdout")
+    p.add_argument("--strict", action="store_true", help="exit 3 when a claim is undecided, or --aa finds something")
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND",
+                   help="exit 1 if so: 'worse', 'accuracy.drop_high>2', 'agreement.top1_low<0.9'")  # fmt: skip
 
 
 def exam(p: argparse.ArgumentParser) -> None:

@@ -1,0 +1,103 @@
+"""What a comparison of two engines' answers comes to: the claims, the sentence above all, what is in doubt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whywait.analyze import agreement
+
+MOST_OUTSIDE = 0.05  # of A's probability lumped, on average: above it KL is a weak bound
+MOST_UNTOLD = 0.05
+FEW_TEXTS = 8
+
+
+def agreement_of(kept: Mapping[str, Any], margins: Mapping[str, float]) -> dict[str, Any]:
+    """Figures and claims of the part that was kept: ``texts`` (rows of ``analyze.agreement.positions``), ``why`` it is
+    missing (else ''), ``ways``, ``k``."""
+    texts = kept["texts"]
+    out: dict[str, Any] = {**{k: kept[k] for k in ("why", "ways", "k")}, "figures": None, "kinds": {}, "claims": []}
+    if texts:
+        out["figures"] = agreement.figures(texts)
+        out["kinds"] = agreement.by_kind(texts)
+        out["claims"] = agreement.claims(out["figures"], margins)
+    return out
+
+
+def headline(claims: Sequence[Mapping[str, Any]], same: bool) -> str:
+    """In one sentence: worse, not worse, or not known."""
+    if not claims:
+        return "Nothing could be compared"
+    fails = [c["claim"] for c in claims if c["state"] == "fails"]
+    open_ = [c["claim"] for c in claims if c["state"] == "undecided"]
+    if fails:
+        return (
+            "A against itself is found worse, which is false: " if same else "B is worse than allowed; not so: "
+        ) + ("; ".join(fails))
+    if open_:
+        held = len(claims) - len(open_)
+        return f"Undecided: {'; '.join(open_)}" + (f" ({held} other claims hold)" if held else "")
+    return (
+        "A against itself: nothing is found, as it should be" if same else "B is not worse than allowed, in all claims"
+    )
+
+
+def doubts(found: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], same: bool) -> list[dict[str, str]]:
+    """``found``: of :func:`agreement_of`; ``arms``: what is known of each side."""
+    out = []
+    f = found["figures"]
+    if f and f["outside"] is not None and f["outside"] > MOST_OUTSIDE:
+        out.append(_doubt("KL is only a lower bound", f"{f['outside']:.0%} of A's probability is of tokens that are "
+                          f"not among both arms' {found['k']} most probable", "--top N: longer lists"))  # fmt: skip
+    if f and f["untold"] and f["untold"] > MOST_UNTOLD:
+        out.append(_doubt("perplexity leaves positions out", f"an arm did not tell the probability of the real token "
+                          f"at {f['untold']:.0%} of them", "--top N: longer lists"))  # fmt: skip
+    if f and f["texts"] < FEW_TEXTS:
+        out.append(_doubt("few texts", f"{f['texts']} texts say little of others", "--text FILE, repeatable"))
+    a, b = arms.get("A", {}), arms.get("B", {})
+    if not same and a.get("model") and b.get("model") and a["model"] != b["model"]:
+        out.append(_doubt("the arms serve models of different names", f"{a['model']} and {b['model']}",
+                          "well if that is the change"))  # fmt: skip
+    if f and len(set(found["ways"].values())) > 1:
+        out.append(_doubt("the arms were scored in different ways", "; ".join(found["ways"].values()),
+                          "the engines' own numerics are part of the difference"))  # fmt: skip
+    return out
+
+
+def _doubt(what: str, why: str, next_: str) -> dict[str, str]:
+    return {"what": what, "why": why, "next": next_}
+
+
+def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    """A figure for ``--fail-if``: ``agreement.NAME``; ``accuracy.NAME`` or ``accuracy.CATEGORY.NAME`` with NAME ``a``,
+    ``b`` (per cent), ``drop``, ``drop_low``, ``drop_high`` (points that B lost); ``degeneration.SIGN.NAME`` likewise,
+    but with ``rise`` for what B has more of. None where it is unknown.
+
+    Raises:
+        KeyError: there is no such figure.
+    """
+    part, rest = path[0], path[1:]
+    if part == "agreement" and len(rest) == 1:
+        figures = result["agreement"]["figures"]
+        empty = agreement.figures([])
+        found: float | None = (figures or empty)[rest[0]]
+        return found if figures else None
+    names = POINTS.get(part)
+    if names is None or not rest or rest[-1] not in names:
+        raise KeyError(".".join(path))
+    if not result["tasks"]:
+        return None
+    rows = {r["name"]: r for r in result["tasks"][part]}
+    wanted = part if len(rest) == 1 else f"{part}: {rest[0]}" if part == "accuracy" else rest[0]
+    name, scale = names[rest[-1]]
+    value: float | None = rows[wanted][name]
+    return None if value is None else scale * value
+
+
+#: What a gate calls a figure → what the paired comparison calls it, and what it is multiplied by. A loss is above 0.
+POINTS: Mapping[str, Mapping[str, tuple[str, float]]] = {
+    "accuracy": {"a": ("a", 100), "b": ("b", 100), "drop": ("drop", -100), "drop_low": ("high", -100),
+                 "drop_high": ("low", -100)},
+    "degeneration": {"a": ("a", 100), "b": ("b", 100), "rise": ("drop", 100), "rise_low": ("low", 100),
+                     "rise_high": ("high", 100)},
+}  # fmt: skip

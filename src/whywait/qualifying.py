@@ -1,0 +1,269 @@
+"""The journey of ``whywait quality``: two arms asked the same, one after the other; do they still answer alike?
+
+Part of the application layer. What is kept (``quality.json``) are figures per position and per case, never a text or a
+token unless that was asked for; all else is judged from them, again by ``whywait show``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whywait import __version__, tasking
+from whywait.analyze import agreement
+from whywait.core import secrets
+from whywait.core.run import write_json
+from whywait.core.tasks import Answered, Case
+from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
+from whywait.judge import agreed
+from whywait.lab.arms import Arm
+from whywait.lab.state import Engine
+from whywait.load import forced, preflight
+from whywait.load.given import Given
+from whywait.net.endpoint import Endpoint, parse_url, read_key
+from whywait.options import may_load
+from whywait.session import Options, Say, stderr
+from whywait.trying import STARTERS
+
+NOTE = "quality.json"
+ANSWERS = "answers.jsonl"
+PARTS = ("agreement", "tasks")
+#: Positions scored in all: where each is a request of its own, and where a whole text is one.
+POSITIONS = {True: 400, False: 4000}
+#: Per cent: perplexity of B above A's, positions whose most probable token differs, points of accuracy lost.
+MARGINS: Mapping[str, float] = {"perplexity": 2.0, "top1": 5.0, "accuracy": 2.0}
+AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be asked. ``positions``: scored in all texts together (None: by POSITIONS); ``context``: tokens of
+    a text at most; ``top``: length of the lists; ``cases``: [] where tasks are not asked."""
+
+    a: Arm
+    b: Arm
+    options: Options
+    texts: tuple[Given, ...] = ()
+    cases: tuple[Case, ...] = ()
+    tasks: str = ""  # what the cases were chosen by
+    positions: int | None = None
+    context: int = 512
+    top: int = 50
+    margins: Mapping[str, float] = field(default_factory=lambda: dict(MARGINS))
+    at_once: int = AT_ONCE
+    keep_text: bool = False
+
+    @property
+    def same(self) -> bool:
+        """A against itself: whatever is found is noise."""
+        return self.a == self.b
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("tasks", "positions", "context", "top", "at_once", "keep_text")
+        return {"a": self.a.text, "b": self.b.text, "same": self.same, "texts": len(self.texts),
+                "cases": len(self.cases), "seed": self.options.seed, "margins": dict(self.margins),
+                **{k: getattr(self, k) for k in names}}  # fmt: skip
+
+
+@dataclass
+class Comparison:
+    """A comparison as far as it has come. ``error`` is what ended it before its time; Ctrl-C is ``interrupted``."""
+
+    plan: Mapping[str, Any]
+    directory: Path
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    texts: list[dict[str, Any]] = field(default_factory=list)
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""  # there is no agreement of distributions
+    partial: str = "it was cut off"
+    error: WhywaitError | None = None
+    interrupted: bool = False
+
+    def result(self) -> dict[str, Any]:
+        """All there is to say of it: plain JSON values."""
+        ways = {k: a["way"] for k, a in self.arms.items() if a.get("way")}
+        kept = {"texts": self.texts, "why": self.why, "ways": ways,
+                "k": min((a["k"] for a in self.arms.values() if a.get("k")), default=None)}  # fmt: skip
+        found = agreed.agreement_of(kept, self.plan["margins"])
+        tasks = tasking.judged(self.cases, self.plan["margins"]["accuracy"], self.plan["seed"]) if self.cases else None
+        claims = [*found["claims"], *(tasks["claims"] if tasks else [])]
+        same = bool(self.plan["same"])
+        return {
+            "whywait_version": __version__, "kind": "quality", "headline": agreed.headline(claims, same),
+            "plan": dict(self.plan), "partial": bool(self.partial), "partial_reason": self.partial, "arms": self.arms,
+            "claims": claims, "agreement": found, "tasks": tasks,
+            "doubts": [*agreed.doubts(found, self.arms, same), *(tasks["doubts"] if tasks else [])],
+            "texts": self.texts, "cases": self.cases,
+        }  # fmt: skip
+
+    def save(self) -> dict[str, Any]:
+        found: dict[str, Any] = secrets.cleaned(self.result())
+        write_json(self.directory / NOTE, found)
+        return found
+
+
+def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
+    """Ask A, then B; compare. Ctrl-C and a failing service leave what both were asked, labelled PARTIAL.
+
+    Raises:
+        WhywaitError: before anything could be compared.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
+    _allowed(plan)
+    c, sides = Comparison(plan.as_dict(), directory), {"A": _Side(), "B": _Side()}
+    try:
+        for name, arm in (("A", plan.a), ("B", plan.b)):
+            say(f"arm {name}: {arm.text}")
+            with _started(arm, name, say) as engine:
+                _ask(plan, c, sides, (name, arm, engine), say)
+        c.partial = ""
+    except KeyboardInterrupt:
+        c.interrupted, c.partial = True, "interrupted"
+    except WhywaitError as exc:
+        c.error, c.partial = exc, exc.message
+    _compare(plan, c, sides)
+    if c.error is not None and not c.texts and not c.cases:
+        raise c.error
+    directory.mkdir(parents=True, exist_ok=True)
+    c.save()
+    if plan.keep_text:
+        tasking.keep_texts(directory / ANSWERS, plan.cases, {k: s.answers for k, s in sides.items()})
+    return c
+
+
+def load(directory: str | Path) -> Comparison:
+    """A comparison that was kept.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    path = Path(directory) / NOTE
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Comparison(kept["plan"], Path(directory), kept["arms"], kept["texts"], kept["cases"],
+                          kept["agreement"]["why"], kept["partial_reason"])  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise UsageError(f"{path} holds no whywait comparison: {exc}", "give the folder of whywait quality") from None
+
+
+@dataclass
+class _Side:
+    """What one arm answered: scores by index of the text, answers in the order of the cases."""
+
+    scores: dict[int, forced.Score] = field(default_factory=dict)
+    answers: list[Answered] = field(default_factory=list)
+
+
+def _ask(plan: Plan, c: Comparison, sides: dict[str, _Side], at: tuple[str, Arm, Engine | None], say: Say) -> None:
+    name, arm, engine = at
+    target = _found(plan, arm, engine)
+    c.arms[name] = {"text": arm.text, "model": target.model, "engine": target.engine.name if target.engine else None,
+                    "kv_tokens": engine.kv_tokens if engine is not None else None}  # fmt: skip
+    if plan.texts and not c.why:
+        try:
+            _score(plan, c, sides, (name, target), say)
+        except forced.Untold as exc:
+            c.why = f"arm {name} does not tell its distributions ({exc})"
+        if c.why:
+            say(f"  {c.why}; only tasks are compared" if plan.cases else f"  {c.why}")
+            if not plan.cases:
+                raise ServiceError(f"distributions cannot be compared: {c.why}", "compare tasks: leave out --only")
+    if plan.cases:
+        how = (plan.at_once, plan.options.workload.timeout_s)
+        tasking.asked(target, plan.cases, how, say, sides[name].answers)
+
+
+def _score(plan: Plan, c: Comparison, sides: dict[str, _Side], at: tuple[str, preflight.Target], say: Say) -> None:
+    name, target = at
+    way = forced.way_of(target, plan.top)
+    c.arms[name] |= {"way": way.says, "k": way.k, "each": way.each}
+    each = _each(plan, bool(c.arms["A"]["each"]))
+    asked = forced.requests_at_most(way, len(plan.texts), each)
+    say(f"  distributions: {way.says}; lists of {way.k}; at most {asked:,} requests")
+    other = sides["A"].scores if name == "B" else {}
+    found = forced.score(target, way, plan.texts, each, plan.context)
+    with contextlib.closing(found):
+        for i, one in found:
+            if i in other and other[i].digest != one.digest:
+                c.why = "the arms cut the same text into different tokens: their distributions cannot be compared"
+                return
+            sides[name].scores[i] = one
+            done = len(sides[name].scores)
+            if done % 10 == 0 or done == len(plan.texts):
+                say(f"  {done} of {len(plan.texts)} texts scored")
+
+
+def _compare(plan: Plan, c: Comparison, sides: Mapping[str, _Side]) -> None:
+    """What both arms did; the rest of a comparison that was cut off compares nothing."""
+    a, b = sides["A"].scores, sides["B"].scores
+    if not c.why:
+        for i in sorted(set(a) & set(b)):
+            g = plan.texts[i]
+            found = agreement.positions(a[i].scored, b[i].scored)
+            c.texts.append({"name": g.name, "kind": g.kind, "tokens": a[i].tokens, **found})
+    c.cases = tasking.graded(plan.cases, sides["A"].answers, sides["B"].answers)
+
+
+def _each(plan: Plan, one_by_one: bool) -> int:
+    most = plan.positions or POSITIONS[one_by_one]
+    return max(1, -(-most // max(len(plan.texts), 1)))
+
+
+def _allowed(plan: Plan) -> None:
+    """
+    Raises:
+        UsageError: a service of another machine would be sent this without a word.
+    """
+    each = _each(plan, True)
+    requests = len(plan.texts) * (each + 2) + len(plan.cases)
+    options = dataclasses.replace(plan.options, max_requests=requests)
+    for arm in (plan.a, plan.b):
+        if arm.kind == "url":
+            may_load(_endpoint(plan, arm.text), options)
+
+
+def ceiling(plan: Plan) -> str:
+    """What each arm is sent at most, in words."""
+    out = []
+    if plan.texts:
+        out.append(f"{len(plan.texts)} texts of up to {plan.context:,} tokens to score, "
+                   f"one request each or one per position ({_each(plan, True) * len(plan.texts):,})")  # fmt: skip
+    if plan.cases:
+        tokens = sum(case.max_tokens for case in plan.cases)
+        out.append(f"{len(plan.cases)} tasks (at most {tokens:,} tokens of answers)")
+    return "each arm is sent " + " and ".join(out)
+
+
+def _endpoint(plan: Plan, url: str) -> Endpoint:
+    o = plan.options
+    key = read_key(o.api_key_file)
+    secrets.hide(key)
+    return parse_url(url, o.dialect, key, o.workload.timeout_s, o.reach)
+
+
+def _found(plan: Plan, arm: Arm, engine: Engine | None) -> preflight.Target:
+    endpoint = _endpoint(plan, engine.url if engine is not None else arm.text)
+    return dataclasses.replace(preflight.find(endpoint, plan.options.model), extra=plan.options.body)
+
+
+@contextlib.contextmanager
+def _started(arm: Arm, name: str, say: Say) -> Iterator[Engine | None]:
+    with contextlib.ExitStack() as stack:
+        engine: Engine | None = None
+        try:
+            if arm.kind in STARTERS:
+                engine = stack.enter_context(STARTERS[arm.kind](arm, say))
+        except EngineDied as exc:
+            raise ArmNotStarted(f"arm {name} did not start: {exc.message}", exc.hint) from exc
+        yield engine
+
+
+def claims_open(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Claims that were not decided."""
+    return [c for c in result["claims"] if c["state"] == "undecided"]

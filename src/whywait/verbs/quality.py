@@ -1,0 +1,163 @@
+"""``whywait quality``: flags in, two arms asked the same, claims and figures out, an exit code back."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whywait import app, qualifying
+from whywait.core.schedule import Workload
+from whywait.core.secrets import clean
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.judge.agreed import gate
+from whywait.judge.gates import OPS, Gate, parse_gates
+from whywait.lab.arms import EMBEDDED, Arm, arm_of
+from whywait.load.cases import EACH, cases_of
+from whywait.load.given import texts_of
+from whywait.report import quality_html
+from whywait.report.quality import print_quality
+from whywait.session import new_directory, stderr
+from whywait.verbs import measure, reading
+
+WORSE = "worse"
+EXAMPLE = "such as 'worse', 'accuracy.drop_high>2' or 'agreement.kl_mean>0.1'; docs/quality.md has all"
+MOST_TEXTS = 400
+EACH_EMBEDDED = 6  # cases of a category where an arm is the embedded engine: it answers some ten tokens a second
+
+#: The flags that say what is asked, as they are by default.
+USUAL = {"text": [], "positions": None, "context": 512, "top": 50, "tasks": "all", "cases": None, "at_once": 4,
+         "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0}  # fmt: skip
+
+
+def quality(args: argparse.Namespace) -> int:
+    gates = _gates(args.fail_if)
+    measure._writable(args.html)
+    if args.b is None and not args.aa:
+        raise UsageError("which is the other arm?", "whywait quality A B, or --aa for A against itself")
+    if args.b is not None and args.aa:
+        raise UsageError("--aa is A against itself", "leave B out")
+    a = arm_of(args.a)
+    b = arm_of(args.b) if args.b is not None else a
+    plan = _plan(args, qualifying.Plan(a, b, _options(args)))
+    stderr(qualifying.ceiling(plan))
+    if not plan.same and not args.only:
+        stderr("how much do two runs of the same differ here? the same command with --aa in place of B tells")
+    c = qualifying.qualify(plan, new_directory(args.out))
+    return _done(args, c, gates)
+
+
+def beside(a: Arm, b: Arm, options: app.Options, directory: Path, part: str) -> qualifying.Comparison:
+    """What ``whywait quality A B`` does by default, for a trial that has just compared their speed. ``part``: all,
+    agreement or tasks.
+
+    Raises:
+        WhywaitError: before anything could be compared.
+    """
+    args = argparse.Namespace(**USUAL, only=None if part == "all" else part)
+    asking = dataclasses.replace(options, workload=Workload(timeout_s=options.workload.timeout_s), out=str(directory))
+    plan = _plan(args, qualifying.Plan(a, b, asking))
+    stderr(qualifying.ceiling(plan))
+    c = qualifying.qualify(plan, directory)
+    _page(c.result(), directory / "report.html")
+    return c
+
+
+def show(args: argparse.Namespace) -> int:
+    """``whywait show`` of a comparison's folder."""
+    gates = _gates(args.fail_if)
+    measure._writable(args.html)
+    c = qualifying.load(args.run_dir)
+    if args.html:
+        _page(c.result(), Path(args.html))
+    return _finish(args, c, gates)
+
+
+def _done(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate]) -> int:
+    page = Path(args.html) if args.html else c.directory / "report.html"
+    try:
+        return _finish(args, c, gates)
+    finally:
+        _page(c.result(), page)
+        stderr(f"report: {page}")
+
+
+def _finish(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate]) -> int:
+    result = c.result()
+    if args.json:
+        json.dump({**result, "run": str(c.directory)}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        print_quality(result, str(c.directory))
+    if c.interrupted:
+        return EXIT_INTERRUPTED
+    if c.error is not None:
+        raise c.error
+    if failed := _failed(gates, result):
+        raise GateFailed("; ".join(failed))
+    undecided = bool(qualifying.claims_open(result)) or not result["claims"]
+    false = c.plan["same"] and any(x["state"] == "fails" for x in result["claims"])
+    return EXIT_UNDECIDED if args.strict and (undecided or false) else EXIT_OK
+
+
+def _plan(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Plan:
+    margins = {"perplexity": args.margin_ppl, "top1": args.margin_top1, "accuracy": args.margin}
+    for flag, value in (
+        ("--margin-ppl", args.margin_ppl),
+        ("--margin-top1", args.margin_top1),
+        ("--margin", args.margin),
+    ):
+        if not 0 < value < 100:
+            raise UsageError(f"{flag} of {value:g} is not between 0 and 100", "per cent; points of accuracy")
+    most = args.positions or MOST_TEXTS
+    texts = [] if args.only == "tasks" else texts_of(args.text, args.context, min(most, MOST_TEXTS))
+    each = args.cases or (EACH_EMBEDDED if EMBEDDED in (plan.a.kind, plan.b.kind) else EACH)
+    cases = [] if args.only == "agreement" else cases_of(args.tasks, plan.options.seed, each)
+    return dataclasses.replace(
+        plan, texts=tuple(texts), cases=tuple(cases), tasks=args.tasks if cases else "", positions=args.positions,
+        context=args.context, top=args.top, margins=margins, at_once=args.at_once, keep_text=args.keep_text,
+    )  # fmt: skip
+
+
+def _options(args: argparse.Namespace) -> app.Options:
+    reading.engine_file(args)
+    seconds = measure.duration(args.timeout, "--timeout") if args.timeout else Workload().timeout_s
+    return app.Options(
+        model=args.model, dialect=args.dialect, api_key_file=args.api_key_file, workload=Workload(timeout_s=seconds),
+        load_ok=args.load, out=args.out, seed=args.seed, reach=measure._reach(args), body=measure._body(args.body),
+    )  # fmt: skip
+
+
+def _gates(texts: Sequence[str]) -> list[Gate]:
+    plain = [t for t in texts if t.strip() != WORSE]
+    found = parse_gates(plain)
+    return [*found, *([Gate(WORSE, (WORSE,), "", 0.0)] if len(plain) < len(texts) else [])]
+
+
+def _failed(gates: Sequence[Gate], result: dict[str, Any]) -> list[str]:
+    out = []
+    for g in gates:
+        if g.text == WORSE:
+            out += [f"not so: {c['claim']}" for c in result["claims"] if c["state"] == "fails"]
+            continue
+        name = ".".join(g.path)
+        try:
+            value = gate(result, g.path)
+        except KeyError:
+            raise UsageError(f"--fail-if: a comparison has no {name!r}", EXAMPLE) from None
+        if value is None:
+            out.append(f"{name} is unknown, so {g.text!r} does not pass")
+        elif OPS[g.op](value, g.limit):
+            out.append(f"{name} is {value:.6g} ({g.text})")
+    return out
+
+
+def _page(result: dict[str, Any], path: Path) -> None:
+    try:
+        path.write_text(clean(quality_html.render(result)), encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write the report to {path}: {exc.strerror}", "the comparison is kept") from None
