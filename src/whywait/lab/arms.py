@@ -1,8 +1,8 @@
 """One side of a paired trial, as a user writes it: a command line, the embedded engine with settings, or a URL.
 
 ``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000``.
-``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings``, or any other parameter of
-llama.cpp by its dotted name.
+``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings`` (``cpus=all``, ``cpus=0-3+8``), or
+any other parameter of llama.cpp by its dotted name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from whywait.errors import UsageError
 from whywait.lab.command import plan
+from whywait.lab.cpus import allowed_cpus, parse_cpu_list
 from whywait.lab.settings import Settings
 
 EMBEDDED = "embedded"
 PORT = "{port}"
 ALIASES: Final[Mapping[str, str]] = {"parallel": "slots", "ctx": "ctx_per_slot", "np": "slots"}
-_KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name not in ("cpus", "extra")}
+_KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name != "extra"}
 _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
@@ -85,8 +86,14 @@ def settings_of(text: str) -> dict[str, Any]:
 def embedded_text(settings: Mapping[str, Any]) -> str:
     """The other way: how a user writes these settings."""
     flat = {**{k: v for k, v in settings.items() if k != "extra"}, **settings.get("extra", {})}
-    words = (f"{k}={('off', 'on')[v] if isinstance(v, bool) else v}" for k, v in flat.items())
+    words = (f"{k}={_word(v)}" for k, v in flat.items())
     return f"{EMBEDDED}:{','.join(words)}" if flat else EMBEDDED
+
+
+def _word(value: Any) -> Any:
+    if isinstance(value, tuple):  # CPUs; a comma would end the setting
+        return "+".join(map(str, value))
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 def command_of(arm: Arm) -> str:
@@ -114,10 +121,13 @@ def free_port() -> int:
 
 def _read(name: str, value: str, kind: type) -> Any:
     try:
+        if kind is tuple:
+            return allowed_cpus() if value == "all" else tuple(parse_cpu_list(value.replace("+", ",")))
         return _TRUTH[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
-        what = {bool: "on or off", int: "a whole number"}.get(kind, "a text")
-        raise UsageError(f"{name}={value}: it is {what}", f"such as {name}={'on' if kind is bool else 8}") from None
+        what = {bool: "on or off", int: "a whole number", tuple: "'all' or CPUs"}.get(kind, "a text")
+        example = {bool: "on", tuple: "0-3+8"}.get(kind, 8)
+        raise UsageError(f"{name}={value}: it is {what}", f"such as {name}={example}") from None
 
 
 def _guess(value: str) -> Any:
