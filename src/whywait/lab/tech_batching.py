@@ -17,9 +17,9 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         says="several requests decoded together, each joining and leaving as it comes, against one after another",
         a={"slots": 1, "ctx_per_slot": 512},
         b={"slots": 4, "ctx_per_slot": 512},
-        workload=Workload(classes=one_class(64, 32)),
+        workload=Workload(classes=one_class(32, 32)),
         # A burst needs no rate that lies between what one slot and four can serve on a machine nobody knows yet.
-        points=(Point(4, 16), Point(12, 12, BURST), Point(1, 3, SINGLE)),
+        points=(Point(4, 12), Point(12, 12, BURST), Point(1, 2, SINGLE)),
         promise="slot limit",
         shows=(
             Show("output_tokens_per_s", True),
@@ -43,7 +43,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         workload=Workload(
             classes=(RequestClass(prompt_tokens=Lengths("fixed", 32), output_tokens=Lengths("uniform", 4, 60)),)
         ),
-        points=(Point(4, 24),),
+        points=(Point(4, 16),),
         promise="queue",
         shows=(
             Show("output_tokens_per_s", True),
@@ -60,10 +60,10 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         workload=Workload(
             classes=(
                 RequestClass("chat", 0.75, Lengths("fixed", 16), Lengths("fixed", 48)),
-                RequestClass(LONG, 0.25, Lengths("fixed", 384), Lengths("fixed", 4)),
+                RequestClass(LONG, 0.25, Lengths("fixed", 256), Lengths("fixed", 4)),
             )
         ),
-        points=(Point(4, 16),),
+        points=(Point(4, 12),),
         promise="neighbour's prefill",
         shows=(
             Show("chunk_gap_ms.max", False),

@@ -47,7 +47,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         a={"slots": 2, "ctx_per_slot": 256, "cache_prompt": True, "cache_ram_mib": 0},
         b={"slots": 2, "ctx_per_slot": 256, "cache_prompt": True, "cache_ram_mib": 256},
         workload=_set(8),
-        points=(Point(2, 24), Point(2, 12, SMALL, workload=_set(2)), Point(2, 16, MIDDLE, workload=_set(4))),
+        points=(Point(2, 20), Point(2, 8, SMALL, workload=_set(2)), Point(2, 10, MIDDLE, workload=_set(4))),
         promise="prefix-cache thrash",
         shows=(
             Show("cached_share", True),
@@ -67,10 +67,10 @@ TECHNIQUES: Final[dict[str, Technique]] = {
     "paged-kv": Technique(
         says="one pool of KV space that all requests draw from as they grow, against a fixed region for each; as much "
         "space in all",
-        a={"slots": 2, "ctx_per_slot": 768},
-        b={"slots": 6, "ctx_per_slot": 256, "kv_unified": True},  # 1,536 tokens too
-        workload=_mixed(0.125, 400),
-        points=(Point(6, 24), Point(6, 6, FULL, workload=_mixed(1.0, 400))),
+        a={"slots": 2, "ctx_per_slot": 512},
+        b={"slots": 4, "ctx_per_slot": 256, "kv_unified": True},  # 1,024 tokens too
+        workload=_mixed(0.125, 300),
+        points=(Point(4, 16), Point(4, 4, FULL, workload=_mixed(1.0, 300))),
         promise="slot limit",
         shows=(
             Show("running", True),
@@ -80,11 +80,12 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         ),
         cost="the pool can run full: then requests are pushed out and computed again or, here, fail",
         flags={
+            # A block per request, or many small ones; vLLM keeps one block for itself.
             "vllm": (
-                "--max-model-len 768 --block-size 768 --num-gpu-blocks-override 3 --max-num-seqs 6",
-                "--max-model-len 768 --block-size 32 --num-gpu-blocks-override 72 --max-num-seqs 6",
+                "--max-model-len 512 --block-size 512 --num-gpu-blocks-override 3 --max-num-seqs 4",
+                "--max-model-len 512 --block-size 32 --num-gpu-blocks-override 33 --max-num-seqs 4",
             ),
-            "llama-server": ("--parallel 2 --ctx-size 1536 --no-kv-unified", "--parallel 6 --ctx-size 1536 --kv-unified"),
+            "llama-server": ("--parallel 2 --ctx-size 1024 --no-kv-unified", "--parallel 4 --ctx-size 1024 --kv-unified"),
         },
     ),
 }

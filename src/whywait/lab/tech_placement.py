@@ -15,8 +15,8 @@ from whywait.lab.technique import Point, Show, Technique, one_class
 _ALL = allowed_cpus() or tuple(range(os.cpu_count() or 1))
 _FEW = default_threads()
 _MANY = max(usable_count(), _FEW + 1)
-_LOAD = Workload(classes=one_class(96, 32))
-_POINTS = (Point(4, 16), Point(1, 3, "single stream"))
+_LOAD = Workload(classes=one_class(48, 32))
+_POINTS = (Point(4, 12), Point(1, 2, "single stream"))
 
 TECHNIQUES: Final[dict[str, Technique]] = {
     "threads": Technique(
