@@ -60,7 +60,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
                 "--enable-prefix-caching --max-num-seqs 2 --max-model-len 256 --num-gpu-blocks-override 24",
                 "--enable-prefix-caching --max-num-seqs 2 --max-model-len 256 --num-gpu-blocks-override 96",
             ),
-            "sglang": ("--max-total-tokens 512", "--max-total-tokens 512 --enable-hierarchical-cache --hicache-size 1"),
+            "sglang": ("--max-total-tokens 512", "--max-total-tokens 512 --enable-hierarchical-cache --hicache-ratio 4"),
             "llama-server": ("--parallel 2 --cache-ram 0", "--parallel 2 --cache-ram 256"),
         },
     ),
