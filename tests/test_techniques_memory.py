@@ -1,5 +1,5 @@
-"""What the techniques of batching, KV space and placement need beside their data: figures, points of their own workload,
-CPUs as a setting, and whether an embedded engine's slots share one pool."""
+"""What the techniques of batching, KV space and placement need beside their data: figures, points with a workload of
+their own, CPUs as a setting, and whether an embedded engine's slots share one pool."""
 
 from __future__ import annotations
 

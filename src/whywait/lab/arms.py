@@ -24,6 +24,11 @@ PORT = "{port}"
 ALIASES: Final[Mapping[str, str]] = {"parallel": "slots", "ctx": "ctx_per_slot", "np": "slots"}
 _KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name != "extra"}
 _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+_SAID: Final[Mapping[type, tuple[str, str]]] = {
+    bool: ("on or off", "on"),
+    int: ("a whole number", "8"),
+    tuple: ("'all' or CPUs", "0-3+8"),
+}
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,7 @@ def _read(name: str, value: str, kind: type) -> Any:
             return allowed_cpus() if value == "all" else tuple(parse_cpu_list(value.replace("+", ",")))
         return _TRUTH[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
-        what = {bool: "on or off", int: "a whole number", tuple: "'all' or CPUs"}.get(kind, "a text")
-        example = {bool: "on", tuple: "0-3+8"}.get(kind, 8)
+        what, example = _SAID.get(kind, ("a text", "f16"))
         raise UsageError(f"{name}={value}: it is {what}", f"such as {name}={example}") from None
 
 

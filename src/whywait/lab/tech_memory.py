@@ -60,7 +60,10 @@ TECHNIQUES: Final[dict[str, Technique]] = {
                 "--enable-prefix-caching --max-num-seqs 2 --max-model-len 256 --num-gpu-blocks-override 24",
                 "--enable-prefix-caching --max-num-seqs 2 --max-model-len 256 --num-gpu-blocks-override 96",
             ),
-            "sglang": ("--max-total-tokens 512", "--max-total-tokens 512 --enable-hierarchical-cache --hicache-ratio 4"),
+            "sglang": (
+                "--max-total-tokens 512",
+                "--max-total-tokens 512 --enable-hierarchical-cache --hicache-ratio 4",
+            ),
             "llama-server": ("--parallel 2 --cache-ram 0", "--parallel 2 --cache-ram 256"),
         },
     ),
@@ -85,7 +88,10 @@ TECHNIQUES: Final[dict[str, Technique]] = {
                 "--max-model-len 512 --block-size 512 --num-gpu-blocks-override 3 --max-num-seqs 4",
                 "--max-model-len 512 --block-size 32 --num-gpu-blocks-override 33 --max-num-seqs 4",
             ),
-            "llama-server": ("--parallel 2 --ctx-size 1024 --no-kv-unified", "--parallel 4 --ctx-size 1024 --kv-unified"),
+            "llama-server": (
+                "--parallel 2 --ctx-size 1024 --no-kv-unified",
+                "--parallel 4 --ctx-size 1024 --kv-unified",
+            ),
         },
     ),
 }
