@@ -25,6 +25,7 @@ from whywait.lab.state import Engine
 from whywait.lab.technique import Point, Show, Technique, one_class
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.stub import StubProcess
+from whywait.report.trial import told as report
 from whywait.watching import _unified
 
 
@@ -83,6 +84,14 @@ def test_figures_of_a_class() -> None:
     names = list(made)
     assert names.index("classes.long.ttft_ms.mean") < names.index("phases.queue")
     assert not any(n.startswith("classes.") for n in told(Service().closed(2, 8)))  # of one class they are all of it
+
+
+def test_goodput_of_a_class_has_a_row_only_where_an_slo_asks_for_it() -> None:
+    name = "classes.long.goodput_share"
+    effect = {name: {"n": 2, "a": 1.0, "b": 1.0}, "classes.long.ttft_ms.p50": {"n": 2, "a": 1.0, "b": 1.0}}
+    plan = {"slo": {}, "workload": {"classes": [{"slo": {}}]}}
+    assert name not in report({"plan": plan, "effects": {"": effect}}, "")
+    assert name in report({"plan": {**plan, "slo": {"ttft_ms": 5}}, "effects": {"": effect}}, "")
 
 
 def test_cpus_are_a_setting() -> None:
