@@ -18,7 +18,7 @@ from whywait.core.run import Run
 from whywait.core.workload import Workload
 from whywait.errors import UsageError
 from whywait.judge.paired import asked_of
-from whywait.lab import tech_memory, tech_placement
+from whywait.lab import tech_batching, tech_memory, tech_placement
 from whywait.lab.arms import embedded_text, settings_of
 from whywait.lab.cpus import allowed_cpus
 from whywait.lab.state import Engine
@@ -27,6 +27,8 @@ from whywait.lab.techniques import TECHNIQUES
 from whywait.load.stub import StubProcess
 from whywait.report.trial import told as report
 from whywait.watching import _unified
+
+ROOT = Path(__file__).parents[1]
 
 
 def run_of(outcomes: list[str], readings: list[dict[str, object]] | None = None) -> Run:
@@ -129,6 +131,13 @@ def test_more_threads_than_the_default_on_every_machine() -> None:
     assert not isinstance(t.a, str)
     assert not isinstance(t.b, str)
     assert t.b["threads"] > t.a["threads"] >= 1
+
+
+@pytest.mark.parametrize("name", [*tech_batching.TECHNIQUES, *tech_memory.TECHNIQUES, *tech_placement.TECHNIQUES])
+def test_the_recipes_are_those_of_the_pages(name: str) -> None:
+    text = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "techniques").glob("*.md"))
+    words = [w for both in TECHNIQUES[name].flags.values() for w in " ".join(both).split() if w.startswith("--")]
+    assert [w for w in words if w not in text] == []
 
 
 def test_a_point_may_have_a_workload_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
