@@ -106,6 +106,14 @@ def test_cpus_are_a_setting() -> None:
         settings_of("cpus=fast")
 
 
+def test_parameters_of_llama_cpp_that_lie_at_the_top() -> None:
+    got = settings_of("llama.numa=1,cpuparams.poll=0")
+    assert got == {"extra": {"numa": 1, "cpuparams.poll": 0}}
+    assert settings_of(embedded_text(got).partition(":")[2]) == got
+    with pytest.raises(UsageError, match="numa=1"):
+        settings_of("numa=1")
+
+
 def test_both_arms_of_paged_kv_have_the_same_space() -> None:
     from whywait.lab.settings import Settings
 

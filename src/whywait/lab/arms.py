@@ -2,7 +2,8 @@
 
 ``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000``.
 ``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings`` (``cpus=all``, ``cpus=0-3+8``), or
-any other parameter of llama.cpp by its dotted name.
+any other parameter of llama.cpp by its dotted name (``speculative.draft.n_max=8``; one without a dot as
+``llama.numa=1``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from whywait.lab.settings import Settings
 
 EMBEDDED = "embedded"
 PORT = "{port}"
+TOP = "llama."  # before a parameter of llama.cpp without a dot: a misspelt setting of ours must not pass for one
 ALIASES: Final[Mapping[str, str]] = {"parallel": "slots", "ctx": "ctx_per_slot", "np": "slots"}
 _KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name != "extra"}
 _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
@@ -81,7 +83,7 @@ def settings_of(text: str) -> dict[str, Any]:
         if name in _KINDS:
             out[name] = _read(name, value, _KINDS[name])
         else:
-            extra[name] = _guess(value)
+            extra[name.removeprefix(TOP)] = _guess(value)
     if extra:
         out["extra"] = extra
     Settings.from_dict(out)  # out of range is said now
@@ -90,7 +92,8 @@ def settings_of(text: str) -> dict[str, Any]:
 
 def embedded_text(settings: Mapping[str, Any]) -> str:
     """The other way: how a user writes these settings."""
-    flat = {**{k: v for k, v in settings.items() if k != "extra"}, **settings.get("extra", {})}
+    extra = {k if "." in k else TOP + k: v for k, v in settings.get("extra", {}).items()}
+    flat = {**{k: v for k, v in settings.items() if k != "extra"}, **extra}
     words = (f"{k}={_word(v)}" for k, v in flat.items())
     return f"{EMBEDDED}:{','.join(words)}" if flat else EMBEDDED
 
