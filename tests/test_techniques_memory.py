@@ -17,7 +17,7 @@ from whywait.cli import main
 from whywait.core.run import Run
 from whywait.core.workload import Workload
 from whywait.errors import UsageError
-from whywait.judge.paired import asked_of
+from whywait.judge.paired import asked_of, claims, waits
 from whywait.lab import tech_batching, tech_memory, tech_placement
 from whywait.lab.arms import embedded_text, settings_of
 from whywait.lab.cpus import allowed_cpus
@@ -94,6 +94,21 @@ def test_goodput_of_a_class_has_a_row_only_where_an_slo_asks_for_it() -> None:
     plan = {"slo": {}, "workload": {"classes": [{"slo": {}}]}}
     assert name not in report({"plan": plan, "effects": {"": effect}}, "")
     assert name in report({"plan": {**plan, "slo": {"ttft_ms": 5}}, "effects": {"": effect}}, "")
+
+
+def test_a_promise_whose_cause_is_not_told_apart_is_held_to_its_phase() -> None:
+    whole = [({"phases.queue": 100.0 + k, "phases.decode": 50.0}, {"phases.queue": 10.0, "phases.decode": 50.0})
+             for k in range(4)]  # fmt: skip
+    (claim,) = claims({"": effects(whole)}, [], "slot limit")
+    assert (claim.metric, claim.state) == ("phases.queue", "holds")
+    assert "slot limit (queue)" in claim.claim
+    assert [w["name"] for w in waits(effects(whole), "slot limit") if w["promised"]] == ["phases.queue"]
+    other = [
+        ({**a, "causes.queue.kv space": 20.0}, b) for a, b in whole
+    ]  # causes are told here, and it is none of them
+    (claim,) = claims({"": effects(other)}, [], "slot limit")
+    assert claim.metric == "causes.queue.slot limit"
+    assert claim.state == "undecided"
 
 
 def test_cpus_are_a_setting() -> None:
