@@ -103,7 +103,9 @@ def deaf(_path: str, _body: dict[str, Any]) -> tuple[int, Any]:
 
 
 @contextmanager
-def served(answer: Handler, engine: str | None, **limits: Any) -> Iterator[tuple[Target, list[tuple[str, dict[str, Any]]]]]:
+def served(
+    answer: Handler, engine: str | None, **limits: Any
+) -> Iterator[tuple[Target, list[tuple[str, dict[str, Any]]]]]:
     """The target of a service that answers so, and all that it was asked."""
     asked: list[tuple[str, dict[str, Any]]] = []
 

@@ -111,6 +111,13 @@ class Watching:
         self.complaints.append({"what": what, "why": why, "next": next_})
 
 
+def _unified(engine: Engine | None) -> bool | None:
+    """Whether its slots share one KV space (with a single slot it is all the same); None where nobody told us."""
+    if engine is None or engine.kind != "embedded" or engine.kv_tokens is None:
+        return None
+    return engine.kv_tokens == engine.ctx_per_slot
+
+
 def _config(t: Target, engine: Engine | None) -> Config:
     here = t.endpoint.loopback
     return Config(
@@ -120,7 +127,7 @@ def _config(t: Target, engine: Engine | None) -> Config:
         home=t.endpoint.host,
         slots_url=t.slots_url,
         engine=t.engine.name if t.engine else None,
-        kv_unified=False if engine is not None and engine.kind == "embedded" else None,
+        kv_unified=_unified(engine),
         pids=_pids(t, engine),
         host=here,
         gpu=here and not t.simulated,

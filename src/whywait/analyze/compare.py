@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from whywait.analyze.counters import delta, gauge
+from whywait.analyze.latency import content, gaps
 from whywait.analyze.occupancy import CATEGORIES
 from whywait.analyze.phases import PHASES
 from whywait.analyze.stats import Estimate, cluster_bootstrap, t975
 from whywait.core.run import Run
 from whywait.core.table import Array
+from whywait.units import NS_PER_MS
 
 HIGHER, LOWER, NEITHER = "higher", "lower", ""
 RATIO, DIFFERENCE = "ratio", "difference"
@@ -56,8 +59,14 @@ METRICS: dict[str, Metric] = {
     "tpot_ms.p50": Metric("TPOT p50", "ms", LOWER),
     "tpot_ms.mean": Metric("TPOT mean", "ms", LOWER),
     "itl_ms.p99": Metric("ITL p99", "ms", LOWER),
+    "chunk_gap_ms.p99": Metric("chunk gap p99", "ms", LOWER),
+    "chunk_gap_ms.max": Metric("longest chunk gap", "ms", LOWER),
     "e2e_ms.p50": Metric("end to end p50", "ms", LOWER),
     "e2e_ms.mean": Metric("end to end mean", "ms", LOWER),
+    "failed_share": Metric("failed, share of sent", "share", LOWER, DIFFERENCE),
+    "running": Metric("worked on at once, mean", "requests", NEITHER),
+    "running_max": Metric("worked on at once, peak", "requests", NEITHER),
+    "preemptions": Metric("preemptions", "times", LOWER, DIFFERENCE),
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
@@ -67,6 +76,9 @@ METRICS: dict[str, Metric] = {
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
 }
 PHASE, CAUSE, DEVICE = "phases.", "causes.", "occupancy."
+CLASS = "classes."
+#: Of each class of a mixed workload, as ``classes.CLASS.FIGURE``.
+OF_CLASS = ("goodput_share", "ttft_ms.p50", "ttft_ms.mean", "tpot_ms.p50", "tpot_ms.mean", "e2e_ms.p50", "e2e_ms.mean")
 
 
 @dataclass(frozen=True)
@@ -106,10 +118,15 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     """The figures of a round from its Run and the summary of one of its points (``analyze.summary``); None unknown.
 
     Besides ``METRICS``: ``phases.P`` (mean ms per request), ``causes.P.CAUSE`` (the part of it with that cause, where
-    any was named) and ``occupancy.C`` (share of the device's time).
+    any was named), ``occupancy.C`` (share of the device's time) and, of a workload with several classes,
+    ``classes.CLASS.FIGURE`` (``OF_CLASS``).
     """
-    own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point),
-           "model_bytes": run.manifest.engine.get("model_bytes")}  # fmt: skip
+    own = {
+        "ttft_ms.spread": _spread(point["ttft_ms"]),
+        "energy_j_per_token": _energy_per_token(run, point),
+        "model_bytes": run.manifest.engine.get("model_bytes"),
+        **_load_figures(run, point),
+    }
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
     for p in PHASES:
         found = point["phases"].get(p) or {}
@@ -119,6 +136,9 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
                 out[f"{CAUSE}{p}.{cause}"] = found["ms"] * share
     shares = point["occupancy"].get("shares") or {}
     out.update({DEVICE + c: shares.get(c) for c in CATEGORIES})
+    classes = point.get("classes") or {}
+    for name in classes if len(classes) > 1 else ():
+        out.update({f"{CLASS}{name}.{f}": _at(classes[name], f) for f in OF_CLASS})
     ok = run.point(int(point["point"])).requests
     ok = ok.where(ok["outcome"] == 0)
     for name in ("prompt_tokens", "output_tokens"):  # of both arms alike, or they are not the same work
@@ -137,10 +157,17 @@ def metric_of(name: str) -> Metric:
         return METRICS[name]
     if name.startswith(DEVICE) and name.removeprefix(DEVICE) in CATEGORIES:
         return Metric(name.removeprefix(DEVICE), "share", NEITHER, DIFFERENCE)
+    of_class = next((f for f in OF_CLASS if name.startswith(CLASS) and name.endswith("." + f)), None)
+    if of_class:
+        m = METRICS[of_class]
+        return m._replace(title=f"{m.title}: {name[len(CLASS) : -len(of_class) - 1]}")
     phase, _, cause = name.partition(".")[2].partition(".")
     if name.startswith((PHASE, CAUSE)) and phase in PHASES:
         return Metric(f"{phase}: {cause}" if cause else phase, "ms", LOWER)
     raise KeyError(name)
+
+
+_WAITS = (PHASE, CAUSE, DEVICE)
 
 
 def effects(pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> dict[str, Effect]:
@@ -150,7 +177,7 @@ def effects(pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -> dict[str
     time there, if the phase itself is known. Same seed, same figures.
     """
     known = {k for pair in pairs for arm in pair for k in arm}
-    names = [n for n in METRICS if n in known] + sorted(k for k in known if k.startswith((PHASE, CAUSE, DEVICE)))
+    names = [n for n in METRICS if n in known] + sorted(k for k in known if k.startswith((CLASS, *_WAITS)))
     order = {p: i for i, p in enumerate((*PHASES, *CATEGORIES))}
     names.sort(key=lambda n: (_group(n), order.get(n.split(".")[1], 0) if _group(n) else 0))
     return {n: effect(n, pairs, seed) for n in names}
@@ -216,7 +243,7 @@ def _value(f: Figures, name: str) -> float | None:
 
 
 def _group(name: str) -> int:
-    return next((i for i, start in enumerate((PHASE, CAUSE, DEVICE), 1) if name.startswith(start)), 0)
+    return next((i for i, start in enumerate(_WAITS, 1) if name.startswith(start)), 0)
 
 
 def _at(point: Mapping[str, Any], name: str) -> float | None:
@@ -228,6 +255,29 @@ def _at(point: Mapping[str, Any], name: str) -> float | None:
 
 def _spread(ttft: Mapping[str, Any]) -> float | None:
     return None if ttft["p90"] is None or ttft["p50"] is None else ttft["p90"] - ttft["p50"]
+
+
+def _load_figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
+    """What the load met: failures, how many the engine worked on at once, preemptions, the longest silence of a stream.
+
+    Who was never sent, or was still under way when the point ended, did not fail.
+    """
+    one = run.point(int(point["point"]))
+    counts, window = dict(point["counts"]), point["window"]
+    tried = sum(counts.values()) - sum(counts.get(k, 0) for k in ("never_sent", "censored", "cancelled"))
+    running = gauge(run.readings, "running", (window["start_ns"], window["end_ns"]))
+    # Read off over the whole point: who is pushed out in its last second counts too.
+    pushed = delta(run.readings, "preemptions_total", (int(one.points["start_ns"][0]), int(one.points["end_ns"][0])))
+    c = content(one)
+    g = gaps(c)
+    long = g.value[(one.requests["outcome"] == 0)[g.row]]
+    return {
+        "failed_share": 1 - counts.get("ok", 0) / tried if tried else None,
+        "running": running.mean if running else None,
+        "running_max": running.high if running else None,
+        "preemptions": pushed.value if pushed else None,
+        "chunk_gap_ms.max": float(long.max()) / NS_PER_MS if len(long) else None,
+    }
 
 
 def _energy_per_token(run: Run, point: Mapping[str, Any]) -> float | None:

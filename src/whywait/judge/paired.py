@@ -130,6 +130,17 @@ def promise_of(name: str) -> Asked:
     raise UsageError(f"--promise: {name!r} {what}", f"one of {', '.join((*PHASES, *CATEGORIES, *SEEN_IN))}")
 
 
+def _promised(name: str, effects: Mapping[str, Effect]) -> Asked:
+    """Where the promise shows in these rounds. An engine that tells only sums (vLLM without its per-request metrics)
+    gives the time of a phase and no cause in it: then the whole phase stands for its cause."""
+    asked = promise_of(name)
+    phase = asked.metric.removeprefix(CAUSE).partition(".")[0]
+    if not asked.metric.startswith(CAUSE) or any(n.startswith(f"{CAUSE}{phase}.") and e.n for n, e in effects.items()):
+        return asked
+    whole = effects.get(PHASE + phase)
+    return Asked(PHASE + phase, False) if whole is not None and whole.n else asked
+
+
 def ways(d: Array, alpha: float, margin: Array | float, floor: Array | float = 0.0) -> Array:
     """What differences of pairs along the last axis of ``d`` (..., n) show of their mean, by the always-valid interval
     at ``alpha``: ``ABOVE``, ``BELOW`` zero, ``SAME`` (wholly within ± ``margin``) or ``OPEN``."""
@@ -146,7 +157,7 @@ def claims(
     """Every claim of a trial as far as it is decided by now. ``effects`` are by load label, then by figure."""
     todo = [(a, "price" if a.price else "metric") for a in asked]
     if promise:
-        todo.append((promise_of(promise), "promise"))
+        todo.append((_promised(promise, effects.get("", {})), "promise"))
     alpha = ALPHA / max(1, len(todo))
     return [_claim(a, effects.get(a.load, {}), (alpha, margin), kind, promise) for a, kind in todo]
 
@@ -287,7 +298,7 @@ def waits(effects: Mapping[str, Effect], promise: str = "") -> list[dict[str, An
 
     ``promised`` says that it is what B promised to cut; what grew (``way`` above) is the other side of it.
     """
-    target, whole = promise_of(promise).metric if promise else "", _request_ms(effects)
+    target, whole = _promised(promise, effects).metric if promise else "", _request_ms(effects)
     out = []
     for name, e in effects.items():
         if not name.startswith((PHASE, CAUSE, DEVICE)) or not e.n:

@@ -1,8 +1,9 @@
 """One side of a paired trial, as a user writes it: a command line, the embedded engine with settings, or a URL.
 
 ``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000``.
-``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings``, or any other parameter of
-llama.cpp by its dotted name.
+``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings`` (``cpus=all``, ``cpus=0-3+8``), or
+any other parameter of llama.cpp by its dotted name (``speculative.draft.n_max=8``; one without a dot as
+``llama.numa=1``).
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from typing import Any, Final
 
 from whywait.errors import UsageError
 from whywait.lab.command import flag_value, plan
+from whywait.lab.cpus import allowed_cpus, parse_cpu_list
 from whywait.lab.settings import Settings
 
 EMBEDDED = "embedded"
 PORT = "{port}"
+TOP = "llama."  # before a parameter of llama.cpp without a dot: a misspelt setting of ours must not pass for one
 ALIASES: Final[Mapping[str, str]] = {"parallel": "slots", "ctx": "ctx_per_slot", "np": "slots"}
-_KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name not in ("cpus", "extra")}
+_KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name != "extra"}
 #: What says in which numbers an engine keeps weights and KV: settings of the embedded one with their defaults, and
 #: flags of vLLM, SGLang and llama-server.
 _NUMBER_SETTINGS: Final = {f: getattr(Settings(), f) for f in ("weights", "cache_type_k", "cache_type_v")}
 _NUMBER_FLAGS: Final = ("--quantization", "-q", "--dtype", "--kv-cache-dtype", "--cache-type-k", "--cache-type-v",
                         "-ctk", "-ctv")  # fmt: skip
 _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+_SAID: Final[Mapping[type, tuple[str, str]]] = {
+    bool: ("on or off", "on"),
+    int: ("a whole number", "8"),
+    tuple: ("'all' or CPUs", "0-3+8"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ def settings_of(text: str) -> dict[str, Any]:
         if name in _KINDS:
             out[name] = _read(name, value, _KINDS[name])
         else:
-            extra[name] = _guess(value)
+            extra[name.removeprefix(TOP)] = _guess(value)
     if extra:
         out["extra"] = extra
     Settings.from_dict(out)  # out of range is said now
@@ -89,9 +97,16 @@ def settings_of(text: str) -> dict[str, Any]:
 
 def embedded_text(settings: Mapping[str, Any]) -> str:
     """The other way: how a user writes these settings."""
-    flat = {**{k: v for k, v in settings.items() if k != "extra"}, **settings.get("extra", {})}
-    words = (f"{k}={('off', 'on')[v] if isinstance(v, bool) else v}" for k, v in flat.items())
+    extra = {k if "." in k else TOP + k: v for k, v in settings.get("extra", {}).items()}
+    flat = {**{k: v for k, v in settings.items() if k != "extra"}, **extra}
+    words = (f"{k}={_word(v)}" for k, v in flat.items())
     return f"{EMBEDDED}:{','.join(words)}" if flat else EMBEDDED
+
+
+def _word(value: Any) -> Any:
+    if isinstance(value, tuple):  # CPUs; a comma would end the setting
+        return "+".join(map(str, value))
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 def command_of(arm: Arm) -> str:
@@ -140,10 +155,12 @@ def free_port() -> int:
 
 def _read(name: str, value: str, kind: type) -> Any:
     try:
+        if kind is tuple:
+            return allowed_cpus() if value == "all" else tuple(parse_cpu_list(value.replace("+", ",")))
         return _TRUTH[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
-        what = {bool: "on or off", int: "a whole number"}.get(kind, "a text")
-        raise UsageError(f"{name}={value}: it is {what}", f"such as {name}={'on' if kind is bool else 8}") from None
+        what, example = _SAID.get(kind, ("a text", "f16"))
+        raise UsageError(f"{name}={value}: it is {what}", f"such as {name}={example}") from None
 
 
 def _guess(value: str) -> Any:

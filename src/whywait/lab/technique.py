@@ -20,12 +20,15 @@ from whywait.lab.arms import embedded_text, with_flags
 @dataclass(frozen=True)
 class Point:
     """A load point of every round; the first of a technique is the main one and has no label. ``target`` is in flight,
-    or per second where ``mode`` is rate."""
+    or per second where ``mode`` is rate. As many requests as are in flight are a burst: all come at once, whatever the
+    machine's speed, and each waits from the same instant, as in an open loop. ``workload``: another than the
+    technique's."""
 
     target: float
     requests: int
     label: str = ""
     mode: str = "concurrency"
+    workload: Workload | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
 from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of, roomy
-from whywait.lab.technique import Technique
+from whywait.lab.technique import Point, Technique
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
 from whywait.report import live, trial_html
@@ -68,11 +68,17 @@ def try_technique(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
                          "whywait ab --a … --b …")  # fmt: skip
     options = dataclasses.replace(_options(args), workload=measure.workload_of(args, found.workload))
-    loads = tuple(app.Load(p.mode, float(p.target), p.requests, label=p.label or None) for p in found.points)
+    loads = tuple(_load_of(p, args) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
     plan = _plan(args, (arm_of(texts[0]), arm_of(texts[1])), options, (loads, asked, found.promise))
     plan = dataclasses.replace(plan, technique=args.technique, changes_answers=found.changes_answers)
     return _run(args, plan, gates)
+
+
+def _load_of(p: Point, args: argparse.Namespace) -> app.Load:
+    """A point of a technique; what is said of the workload on the command line holds for one of its own too."""
+    own = p.workload and measure.workload_of(args, p.workload)
+    return app.Load(p.mode, float(p.target), p.requests, label=p.label or None, workload=own)
 
 
 def show(args: argparse.Namespace) -> int:
