@@ -75,6 +75,9 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """What ``trial.json`` keeps of it, and what a trial that is gone on with must have in common."""
         loads = [{k: getattr(x, k) for k in ("mode", "target", "requests", "duration_s", "label")} for x in self.loads]
+        for said, x in zip(loads, self.loads, strict=True):
+            if x.workload is not None:
+                said["workload"] = x.workload.as_dict()
         o = self.options
         return {
             "a": self.a.text, "b": self.b.text, "same": self.same, "loads": loads,

@@ -61,6 +61,10 @@ METRICS: dict[str, Metric] = {
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
+    "acceptance": Metric("drafts accepted", "share", NEITHER, DIFFERENCE),
+    "tokens_per_step": Metric("tokens per decode step", "tokens", NEITHER),
+    "draft_tokens_per_request": Metric("tokens drafted per request", "tokens", NEITHER),
+    "step_ms": Metric("decode step of a stream", "ms", LOWER),
     "memory_bytes": Metric("engine memory", "bytes", LOWER),
     "energy_j_per_request": Metric("energy per request", "J", LOWER),
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
@@ -107,7 +111,11 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     Besides ``METRICS``: ``phases.P`` (mean ms per request), ``causes.P.CAUSE`` (the part of it with that cause, where
     any was named) and ``occupancy.C`` (share of the device's time).
     """
-    own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point)}
+    own = {
+        "ttft_ms.spread": _spread(point["ttft_ms"]),
+        "energy_j_per_token": _energy_per_token(run, point),
+        "step_ms": _step_ms(point),
+    }
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
     for p in PHASES:
         found = point["phases"].get(p) or {}
@@ -226,6 +234,12 @@ def _at(point: Mapping[str, Any], name: str) -> float | None:
 
 def _spread(ttft: Mapping[str, Any]) -> float | None:
     return None if ttft["p90"] is None or ttft["p50"] is None else ttft["p90"] - ttft["p50"]
+
+
+def _step_ms(point: Mapping[str, Any]) -> float | None:
+    """One decode step as a stream sees it: with speculation it gives several tokens, so TPOT is only a part of it."""
+    tokens, tpot = point.get("tokens_per_step"), point["tpot_ms"]["mean"]
+    return None if tokens is None or tpot is None else tokens * tpot
 
 
 def _energy_per_token(run: Run, point: Mapping[str, Any]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def to_q4_0(source: Path, target: Path) -> Path:
     q4_0, q4_1 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q4_1
     with moved_into(target) as part:
         writer = gguf.GGUFWriter(str(part), str(reader.fields["general.architecture"].contents()))
-        _copy_fields(gguf, reader, writer)
+        copy_fields(gguf, reader, writer, {"general.file_type": int(gguf.LlamaFileType.MOSTLY_Q4_0)})
         for tensor in reader.tensors:
             data, kind = tensor.data, tensor.tensor_type
             if kind == q4_1:
@@ -29,12 +30,10 @@ def to_q4_0(source: Path, target: Path) -> Path:
     return target
 
 
-def _copy_fields(gguf: Any, reader: Any, writer: Any) -> None:
+def copy_fields(gguf: Any, reader: Any, writer: Any, changed: Mapping[str, Any]) -> None:
+    """All a GGUF file says of its model, but for what is ``changed``."""
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
             continue  # the writer adds these itself
-        if key == "general.file_type":
-            writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
-            continue
         nested = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, field.contents(), field.types[0], nested)
+        writer.add_key_value(key, changed.get(key, field.contents()), field.types[0], nested)

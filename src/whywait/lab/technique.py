@@ -26,6 +26,7 @@ class Point:
     requests: int
     label: str = ""
     mode: str = "concurrency"
+    workload: Workload | None = None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ NEED_SLO = ("goodput", "effective")  # what is the same as all of it where nothi
 SHARES = ("phases.", "causes.", "occupancy.")
 EFFECT_HEAD = ("figure", "A", "B", "B against A", "95 %", "B higher in")
 WAIT_HEAD = ("wait", "A", "B", "moved by", "B against A", "95 %", "")
+TURN_HEAD = ("in flight", "A", "B", "B against A", "95 %", "")
 ROUND_HEAD = ("round", "arm", "fixed loop", "run", "disturbed")
 
 
@@ -62,6 +63,24 @@ def wait_rows(waits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         out.append([wait_name(w), amount(w["a"], unit), amount(w["b"], unit), said(w["difference"], "difference", unit),
                     ratio, _between(w["low"], w["high"], scale, unit), against])  # fmt: skip
     return out
+
+
+def turn_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row of TURN_HEAD per load point of one figure (``judge/turns.py``)."""
+    unit = found["unit"]
+    return [
+        [number(p["target"]), amount(p["a"], unit), amount(p["b"], unit), said(p["value"], p["scale"], unit),
+         _between(p["low"], p["high"], p["scale"], unit), p["way"]]
+        for p in found["points"]
+    ]  # fmt: skip
+
+
+def turn_title(found: Mapping[str, Any]) -> str:
+    return f"effect against {found['mode']}: {found['title']}: {found['said']}"
+
+
+def turn_head(found: Mapping[str, Any]) -> tuple[str, ...]:
+    return TURN_HEAD if found["mode"] == "concurrency" else ("per second", *TURN_HEAD[1:])
 
 
 def wait_name(w: Mapping[str, Any]) -> str:
@@ -120,6 +139,8 @@ def print_trial(result: Mapping[str, Any], directory: str, out: Console | None =
     out.print(Text(f"  A: {plan['a']}\n  B: {plan['b']}", style="dim"))
     for c in result["claims"]:
         _claim(out, c)
+    for t in result["turns"]:
+        _table(out, turn_head(t), turn_rows(t), turn_title(t))
     for load in result["effects"]:
         _table(
             out,

@@ -66,7 +66,9 @@ def try_technique(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
                          "whywait ab --a … --b …")  # fmt: skip
     options = dataclasses.replace(_options(args), workload=measure.workload_of(args, found.workload))
-    loads = tuple(app.Load(p.mode, float(p.target), p.requests, label=p.label or None) for p in found.points)
+    loads = tuple(
+        app.Load(p.mode, float(p.target), p.requests, label=p.label or None, workload=p.workload) for p in found.points
+    )
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
     plan = _plan(args, (arm_of(texts[0]), arm_of(texts[1])), options, (loads, asked, found.promise))
     return _run(args, dataclasses.replace(plan, technique=args.technique), gates)
