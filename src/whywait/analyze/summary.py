@@ -57,9 +57,10 @@ def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
     effective_tokens_per_s, answer_tokens_per_s, requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due
     requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
     ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``tokens_per_step`` and ``draft_tokens_per_request``
-    (see ``speculation.py``), ``engine_steps``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
-    ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
-    those of ``ok`` requests that began in the window; counts and shares are of all. ``acc`` is ``account(run)`` when
+    (see ``speculation.py``), ``engine_steps``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``,
+    ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see ``parts.py``), ``occupancy``, ``mbu``,
+    ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are those of ``ok`` requests that began in the window;
+    counts and shares are of all. ``acc`` is ``account(run)`` when
     the caller has it.
     """
     acc = account(run) if acc is None else acc

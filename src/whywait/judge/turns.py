@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from whywait.analyze.compare import HIGHER, LOWER, RATIO, Effect, metric_of
-from whywait.units import number
 
 GAIN, LOSS, OPEN = "gain", "loss", "open"
 AXES = ("concurrency", "rate")
@@ -60,11 +59,11 @@ def sentence(points: Sequence[At]) -> str:
     if not sure:
         return "no point is sure, so whether it turns is undecided"
     if found:
-        spans = "; ".join(f"turns between {number(a)} and {number(b)}" for a, b in found)
-        return f"{sure[0].way} at {number(sure[0].target)}, {spans}"
-    open_ = [number(p.target) for p in points if p.way == OPEN]
+        spans = "; ".join(f"turns between {a:g} and {b:g}" for a, b in found)
+        return f"{sure[0].way} at {sure[0].target:g}, {spans}"
+    open_ = [f"{p.target:g}" for p in points if p.way == OPEN]
     rest = f"; open at {', '.join(open_)}" if open_ else ""
-    return f"{sure[0].way} at {', '.join(number(p.target) for p in sure)}, no turn seen{rest}"
+    return f"{sure[0].way} at {', '.join(f'{p.target:g}' for p in sure)}, no turn seen{rest}"
 
 
 def against(

@@ -21,7 +21,7 @@ from whywait.lab.requant import copy_fields
 Say = Callable[[str], None]
 #: (general.basename, layers) → layers in the order in which they are missed least.
 DROPPED_FIRST: Final[dict[tuple[str, int], tuple[int, ...]]] = {
-    ("smollm2", 30): (3, 5, 4, 7, 26, 25, 22, 9, 6, 14, 12, 23, 13, 10, 21, 27, 17, 15, 19, 24, 20, 16, 18),
+    ("smollm2", 30): (3, 5, 4, 7, 26, 25, 22, 9, 6, 14, 13, 12, 23, 10, 21, 27, 17, 15, 19, 24, 20, 16, 18),
 }
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _USUAL_SHARE: Final = 0.6

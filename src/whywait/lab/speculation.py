@@ -15,7 +15,7 @@ from whywait.errors import UsageError
 PRUNED, SELF, MODEL = "pruned", "self", "model"
 #: Kinds without a model, with llama.cpp's own number of each (``common_speculative_type``).
 NGRAMS: Final[Mapping[str, int]] = {
-    "ngram": 7, "ngram_simple": 6, "ngram_map_k": 7, "ngram_map_k4v": 8, "ngram_mod": 9, "ngram_cache": 10,
+    "ngram": 6, "ngram_simple": 6, "ngram_map_k": 7, "ngram_map_k4v": 8, "ngram_mod": 9, "ngram_cache": 10,
 }  # fmt: skip
 DRAFT_MODEL: Final = 1
 WORDS: Final = (PRUNED, SELF, *NGRAMS)
@@ -57,7 +57,7 @@ def parameters(draft: str, drafts: int, threads: int) -> dict[str, Any]:
             "draft.cpuparams.n_threads": threads, "draft.cpuparams_batch.n_threads": threads,
         }  # fmt: skip
     out: dict[str, Any] = {"types": [NGRAMS[draft]], "draft.n_max": n}
-    kind = "ngram_map_k" if draft == "ngram" else draft
+    kind = "ngram_simple" if draft == "ngram" else draft
     if kind == "ngram_mod":
         return {**out, "ngram_mod.n_match": LOOKED_UP, "ngram_mod.n_max": n, "ngram_mod.n_min": 1}
     if kind == "ngram_cache":

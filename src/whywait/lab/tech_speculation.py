@@ -17,8 +17,8 @@ REPEATS: Final = Workload(classes=one_class(64, 64))
 #: Drawn at temperature 1 it wanders: hardly any three tokens come a second time.
 WANDERS: Final = replace(REPEATS, temperature=1.0)
 SLOTS: Final[dict[str, Any]] = {"slots": 8, "ctx_per_slot": 256}
-AXIS: Final = (Point(1, 3), Point(2, 4, "2 in flight"), Point(4, 8, "4 in flight"), Point(8, 8, "8 in flight"))
-FRESH: Final = Point(1, 3, "1 in flight, text that wanders", workload=WANDERS)
+AXIS: Final = (Point(1, 2), Point(2, 4, "2 in flight"), Point(4, 4, "4 in flight"), Point(8, 8, "8 in flight"))
+FRESH: Final = Point(1, 2, "1 in flight, text that wanders", workload=WANDERS)
 COST: Final = "every proposal is checked, and those rejected for nothing: the wider the batch, the dearer"
 SHOWS: Final = (
     Show("output_tokens_per_s", True),

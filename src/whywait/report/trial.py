@@ -69,7 +69,7 @@ def turn_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """A row of TURN_HEAD per load point of one figure (``judge/turns.py``)."""
     unit = found["unit"]
     return [
-        [number(p["target"]), amount(p["a"], unit), amount(p["b"], unit), said(p["value"], p["scale"], unit),
+        [f"{p['target']:g}", amount(p["a"], unit), amount(p["b"], unit), said(p["value"], p["scale"], unit),
          _between(p["low"], p["high"], p["scale"], unit), p["way"]]
         for p in found["points"]
     ]  # fmt: skip
