@@ -25,7 +25,7 @@ from whywait.lab.models import cached_synthetic
 from whywait.lab.prune import cached_draft, kept_layers, prune
 from whywait.lab.settings import Settings
 from whywait.lab.speculation import NGRAMS, parameters
-from whywait.report.trial import turn_rows, turn_title
+from whywait.report.trial import draft_cost, turn_rows, turn_title
 from whywait.report.trial_html import render
 
 gguf = pytest.importorskip("gguf")
@@ -172,8 +172,8 @@ def _run(drafts: list[tuple[int | None, int | None]], readings: list[Any] | None
     for i, (drafted, accepted) in enumerate(drafts):
         first, last = S * (1 + i), S * (1 + i) + 200_000_000
         rows.append({"id": i, "due_ns": first - 1000, "sent_ns": first - 1000, "accepted_ns": first, "first_ns": first,
-                     "last_ns": last, "end_ns": last, "output_tokens": tokens, "content_chunks": 2, "first_chunk_tokens": 1,
-                     "draft_tokens": drafted, "accepted_tokens": accepted, "prompt_tokens": 10})  # fmt: skip
+                     "last_ns": last, "end_ns": last, "output_tokens": tokens, "content_chunks": 2,
+                     "first_chunk_tokens": 1, "draft_tokens": drafted, "accepted_tokens": accepted, "prompt_tokens": 10})  # fmt: skip
         chunks += stream(i, [first, last], tokens=[1, tokens - 1])
     return make_run(rows, chunks, readings)
 
@@ -288,6 +288,20 @@ def test_a_trial_says_where_its_effect_turns() -> None:
     page = render(result)
     assert "turns between 1 and 4" in page
     assert json.loads(json.dumps(result["turns"])) == result["turns"]
+
+
+def test_the_price_of_a_step_is_said_of_single_streams_and_as_derived() -> None:
+    result = _trial([(1, "", [1.0, 1.0]), (2, "two", [1.0, 1.0])])
+    assert draft_cost(result) == []  # nobody said how long a step takes
+    pairs = [({"step_ms": 20.0, "draft_tokens_per_request": 0.0}, {"step_ms": v, "draft_tokens_per_request": 30.0})
+             for v in (44.0, 46.0)]  # fmt: skip
+    plain = {n: {"a": e.a, "b": e.b, "n": e.n, "difference": list(e.difference[:3])} for n, e in effects(pairs).items()}
+    result["effects"] = {"": plain, "two": plain}
+    (line,) = draft_cost(result)
+    assert "+25.0 ms" in line
+    assert "derived" in line
+    plain["draft_tokens_per_request"]["a"] = 30.0  # A speculates too: then the difference is of something else
+    assert draft_cost(result) == []
 
 
 def test_of_a_figure_that_is_better_low_a_fall_is_a_gain() -> None:

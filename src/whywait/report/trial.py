@@ -123,12 +123,30 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             scale = result["effects"][next(iter(result["effects"]))][name]
             seen = percent(least) if scale["scale"] == RATIO else amount(least, scale["unit"])
             out.append(f"Noise: {max(n, 2)} pairs like these surely see a change of {scale['title']} from {seen} on.")
+    out += [f"Drafts: {line}." for line in draft_cost(result)]
     drift = result["drift"]
     if drift["loop"] is not None:
         moved = "" if drift["figure"] is None else f"; {drift['name']} {drift['figure']:+.1%} from first to last round"
         sure = "" if drift["figure"] is None or drift["figure_sure"] else " (no sure trend)"
         out.append(f"Drift: a fixed piece of work varied by {percent(drift['loop'])}{moved}{sure}.")
     out += [f"Pair {x['pair'] + 1} is left out: {'; '.join(x['why'])}." for x in result["excluded"]]
+    return out
+
+
+def draft_cost(result: Mapping[str, Any]) -> list[str]:
+    """What a step costs more where only B speculates: proposing and checking together, a difference of the arms' steps
+    and so derived. Of each load of one request in flight: beside others a step holds their work too."""
+    out = []
+    for load in (x["label"] or "" for x in result["plan"]["loads"] if x["mode"] == "concurrency" and x["target"] == 1):
+        e, drafted = (result["effects"].get(load, {}).get(k) for k in ("step_ms", "draft_tokens_per_request"))
+        if not e or not e["n"] or not drafted or drafted["a"] or not drafted["b"] or e["difference"][0] is None:
+            continue
+        value, low, high = e["difference"]
+        where = f" at {load}" if load else " at 1 in flight"
+        between = _between(low, high, "difference", "ms")
+        took = f"{said(value, 'difference', 'ms')} ({between})"
+        out.append(f"a step of B takes {took} against one of A{where}, for proposing and checking together (derived: "
+                   "TPOT times tokens per step, a difference of the arms)")  # fmt: skip
     return out
 
 
