@@ -171,9 +171,10 @@ def _run(drafts: list[tuple[int | None, int | None]], readings: list[Any] | None
     rows, chunks = [], []
     for i, (drafted, accepted) in enumerate(drafts):
         first, last = S * (1 + i), S * (1 + i) + 200_000_000
-        rows.append({"id": i, "due_ns": first - 1000, "sent_ns": first - 1000, "accepted_ns": first, "first_ns": first,
-                     "last_ns": last, "end_ns": last, "output_tokens": tokens, "content_chunks": 2,
-                     "first_chunk_tokens": 1, "draft_tokens": drafted, "accepted_tokens": accepted, "prompt_tokens": 10})  # fmt: skip
+        stamps = {"due_ns": first - 1000, "sent_ns": first - 1000, "accepted_ns": first, "first_ns": first,
+                  "last_ns": last, "end_ns": last}  # fmt: skip
+        told = {"draft_tokens": drafted, "accepted_tokens": accepted, "prompt_tokens": 10, "output_tokens": tokens}
+        rows.append({"id": i, "content_chunks": 2, "first_chunk_tokens": 1, **stamps, **told})
         chunks += stream(i, [first, last], tokens=[1, tokens - 1])
     return make_run(rows, chunks, readings)
 
