@@ -3,8 +3,8 @@
 It shares the vocabulary, so its tokens can be checked; it needs no training, and so it agrees only as far as the layers
 left out did little. Which ones those are is a property of the model. For SmolLM2-135M it was measured: each layer left
 out alone, then greedily on, by the share of tokens of the model's own answers (temperature 0) that the rest still
-predicts; the order is in ``DROPPED_FIRST``. Evenly spaced layers agree with it in 0.5 % of the tokens where the
-measured choice of as many agrees in 45 %: of a model that nobody measured, expect little of a draft made this way.
+predicts; the order is in ``DROPPED_FIRST``. Of 18 layers evenly spaced ones agree with it in 0.5 % of the tokens and
+the measured choice in 45 %: of a model that nobody measured, expect little of a draft made this way.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ DROPPED_FIRST: Final[dict[tuple[str, int], tuple[int, ...]]] = {
     ("smollm2", 30): (3, 5, 4, 7, 26, 25, 22, 9, 6, 14, 13, 12, 23, 10, 21, 27, 17, 15, 19, 24, 20, 16, 18),
 }
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
-_USUAL_SHARE: Final = 0.6
+_USUAL_SHARE: Final = 0.8
 
 
 def usual_layers(layers: int) -> int:
-    """How many a pruned draft keeps of so many."""
+    """How many a pruned draft keeps of so many: what gave most tokens for its time of SmolLM2-135M's 10, 14, 18, 24."""
     return max(1, round(_USUAL_SHARE * layers))
 
 
