@@ -71,6 +71,10 @@ METRICS: dict[str, Metric] = {
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
     "model_bytes": Metric("weights", "bytes", LOWER),
+    "acceptance": Metric("drafts accepted", "share", NEITHER, DIFFERENCE),
+    "tokens_per_step": Metric("tokens per decode step", "tokens", NEITHER),
+    "draft_tokens_per_request": Metric("tokens drafted per request", "tokens", NEITHER),
+    "step_ms": Metric("decode step of a stream", "ms", LOWER),
     "memory_bytes": Metric("engine memory", "bytes", LOWER),
     "energy_j_per_request": Metric("energy per request", "J", LOWER),
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
@@ -125,6 +129,7 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
         "ttft_ms.spread": _spread(point["ttft_ms"]),
         "energy_j_per_token": _energy_per_token(run, point),
         "model_bytes": run.manifest.engine.get("model_bytes"),
+        "step_ms": _step_ms(point),
         **_load_figures(run, point),
     }
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
@@ -278,6 +283,12 @@ def _load_figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]
         "preemptions": pushed.value if pushed else None,
         "chunk_gap_ms.max": float(long.max()) / NS_PER_MS if len(long) else None,
     }
+
+
+def _step_ms(point: Mapping[str, Any]) -> float | None:
+    """One decode step as a stream sees it: with speculation it gives several tokens, so TPOT is only a part of it."""
+    tokens, tpot = point.get("tokens_per_step"), point["tpot_ms"]["mean"]
+    return None if tokens is None or tpot is None else tokens * tpot
 
 
 def _energy_per_token(run: Run, point: Mapping[str, Any]) -> float | None:

@@ -14,10 +14,11 @@ from whywait.analyze.counters import delta, gauge
 from whywait.analyze.goodput import goodput
 from whywait.analyze.latency import Content, content, latency_summary, per_request
 from whywait.analyze.occupancy import device_account
-from whywait.analyze.offered import acceptance, errors, invalid, miscounted, offered
+from whywait.analyze.offered import errors, invalid, miscounted, offered
 from whywait.analyze.parts import by_class, by_latency
 from whywait.analyze.phases import DECODE, PHASES, PREFILL, STALL, RequestAccount, account, point_account
 from whywait.analyze.roofline import OTHER, apportion, roofline
+from whywait.analyze.speculation import speculation
 from whywait.analyze.stats import Doubt, t975
 from whywait.analyze.stats import summary as of_values
 from whywait.analyze.thinking import thinking
@@ -55,10 +56,11 @@ def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
     requests, with ``output_tokens_per_s_ci``), ``wasted_tokens_per_s`` (of the others), ``peak_tokens_per_s,
     effective_tokens_per_s, answer_tokens_per_s, requests_per_s, goodput_requests_per_s``, ``goodput_share`` of all due
     requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
-    ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``engine_steps``, ``kv_use``, ``queue``,
-    ``memory_bytes``, ``power_w``, ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see
-    ``parts.py``), ``occupancy``, ``mbu``, ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are
-    those of ``ok`` requests that began in the window; counts and shares are of all. ``acc`` is ``account(run)`` when
+    ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``tokens_per_step`` and ``draft_tokens_per_request``
+    (see ``speculation.py``), ``engine_steps``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``,
+    ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see ``parts.py``), ``occupancy``, ``mbu``,
+    ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are those of ``ok`` requests that began in the window;
+    counts and shares are of all. ``acc`` is ``account(run)`` when
     the caller has it.
     """
     acc = account(run) if acc is None else acc
@@ -122,7 +124,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     good = goodput(one, run.manifest.slo, w, c)
     found += _uncounted(missing, good.uncertain)
     top, mean = in_flight(one, w.start_ns, w.end_ns)
-    roof = roofline(run, number)
+    roof, said = roofline(run, number), speculation(run, number, inside, (w.start_ns, w.end_ns))
     phases, more = _phases(run, number, acc, inside, roof["decode_step"])
     point = {
         "point": number,
@@ -148,7 +150,9 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "in_flight": {"peak": top, "mean": mean},
         "thinking": thinking(one, ok & inside, _work(acc, number)),
         "cached_share": _cached(one),
-        "acceptance": acceptance(run, (w.start_ns, w.end_ns)),
+        "acceptance": said.acceptance,
+        "tokens_per_step": said.tokens_per_step,
+        "draft_tokens_per_request": said.per_request,
         "engine_steps": passive.steps(run, (w.start_ns, w.end_ns)),
         **_resources(run, one, w),
         "phases": phases,

@@ -50,6 +50,9 @@ TABLE = EngineTable(
             "prefill_seconds_total",
             "output_tokens_total",
             "decode_seconds_total",
+            "draft_rounds_total",
+            "draft_tokens_total",
+            "accepted_tokens_total",
         }
     ),
     flags={
@@ -75,6 +78,8 @@ TABLE = EngineTable(
         "timings.prompt_n": "engine_prefill_tokens",
         "timings.cache_n": "cached_tokens",
         "timings.predicted_n": "output_tokens",
+        "timings.draft_n": "draft_tokens",  # both only where any was proposed
+        "timings.draft_n_accepted": "accepted_tokens",
     },
     log_patterns={
         "slots": r"n_slots = (\d+)",

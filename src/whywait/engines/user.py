@@ -28,7 +28,9 @@ TABLES = ("metrics", "histograms", "flags", "request_fields", "log_patterns", "b
 ROOTS = ("timings", "metrics", "usage", "headers")  # what of an answer is kept; see ``net/outcome.py``
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 COLUMNS = tuple(
-    c.name for c in REQUESTS if c.name.startswith("engine_") or c.name in ("cached_tokens", "output_tokens")
+    c.name
+    for c in REQUESTS
+    if c.name.startswith("engine_") or c.name in ("cached_tokens", "output_tokens", "draft_tokens", "accepted_tokens")
 )
 BODIES = {"extra": "extra_body", "per_token": "per_token_body", "no_cache": "no_cache_body"}
 

@@ -16,7 +16,7 @@ import numpy as np
 from whywait.analyze.compare import Effect, effects, metric_of
 from whywait.analyze.disturbed import RULES
 from whywait.analyze.stats import Doubt, Estimate
-from whywait.judge import paired
+from whywait.judge import paired, turns
 from whywait.judge.paired import Asked, Claim
 from whywait.units import percent
 
@@ -28,7 +28,7 @@ _Round = Mapping[str, Any]
 
 def judged(plan: Mapping[str, Any], rounds: Sequence[_Round]) -> dict[str, Any]:
     """``pairs`` (that count), ``excluded``, ``decided``, ``headline``, ``claims``, ``effects`` (by load, then figure),
-    ``waits``, ``noise``, ``drift`` and ``doubts``, as plain JSON values."""
+    ``turns`` (see ``turns.py``), ``waits``, ``noise``, ``drift`` and ``doubts``, as plain JSON values."""
     kept, out = _pairs(plan, rounds)
     loads = [x["label"] or "" for x in plan["loads"]]
     found = {name: effects([(a["figures"].get(name, {}), b["figures"].get(name, {})) for a, b in kept])
@@ -45,6 +45,7 @@ def judged(plan: Mapping[str, Any], rounds: Sequence[_Round]) -> dict[str, Any]:
         "headline": headline(plan, claims, len(kept)),
         "claims": [_plain(c.as_dict()) for c in claims],
         "effects": {load: {n: _effect(e) for n, e in found[load].items()} for load in loads},
+        "turns": _plain(turns.against(plan["loads"], found, names)),
         "waits": {load: paired.waits(found[load], plan["promise"]) for load in loads},
         "noise": {"at": len(kept), **paired.noise(main, names, max(len(kept), 2))} if plan["same"] else {},
         "drift": drift,

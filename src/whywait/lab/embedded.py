@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from whywait.lab.cpus import pin
 from whywait.lab.settings import Settings
+from whywait.lab.speculation import parameters
 
 LOOPBACK = "127.0.0.1"
 
@@ -84,7 +85,8 @@ def common_params(xllamacpp: Any, settings: Settings) -> Any:
     params.endpoint_metrics = params.endpoint_slots = params.endpoint_props = True
     params.ui = False
     params.fit_params = False  # we said what we want; fitting would load the model twice to say the same
-    for dotted, value in settings.extra.items():
+    drafts = parameters(settings.draft, settings.drafts, settings.threads)
+    for dotted, value in {**{f"speculative.{k}": v for k, v in drafts.items()}, **settings.extra}.items():
         *path, last = dotted.split(".")
         target = params
         for part in path:

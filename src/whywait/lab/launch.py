@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Final
 
 from whywait.errors import EngineDied, MissingExtra, UsageError
-from whywait.lab import ask, models, state
+from whywait.lab import ask, models, speculation, state
 from whywait.lab.capacity import first_error, kv_capacity, last_lines, read_log
 from whywait.lab.command import Plan, plan
 from whywait.lab.cpus import default_threads
@@ -186,7 +186,24 @@ def _complete(settings: Settings, say: Say | None) -> Settings:
         model=str(path),
         name=settings.name or models.served_name(path),
         threads=settings.threads or default_threads(settings.cpus),
+        draft=_draft(settings, path, say),
+        draft_layers=0,
     )
+
+
+def _draft(settings: Settings, model: Path, say: Say | None) -> str:
+    """The draft as a file, or the word of one without a model; see ``speculation``."""
+    if settings.draft == speculation.PRUNED:
+        from whywait.lab.prune import cached_draft  # brings numpy
+
+        return str(cached_draft(model, settings.draft_layers, say=say))
+    if settings.draft == speculation.SELF:
+        return str(model)
+    if settings.draft.endswith(".gguf"):
+        path = Path(settings.draft).expanduser().resolve()
+        check_model_file(path)
+        return str(path)
+    return settings.draft
 
 
 def _free_name(stem: str) -> str:

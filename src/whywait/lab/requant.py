@@ -161,11 +161,17 @@ def _values(gguf: Any, tensor: Any) -> Floats:
 def _copy_fields(gguf: Any, reader: Any, writer: Any, said: tuple[str, str]) -> None:
     """All the file says of itself, but for the type of its weights: ``said`` is that and a line for people."""
     ftype, text = said
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key in ("general.architecture", "general.description", "general.file_type"):
-            continue  # the first two the writer adds itself
-        nested = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, field.contents(), field.types[0], nested)
+    copy_fields(gguf, reader, writer, {"general.description": None, "general.file_type": None})
     writer.add_description(f"layers requantised by whywait: {text}")
     if ftype:
         writer.add_file_type(gguf.LlamaFileType[ftype])
+
+
+def copy_fields(gguf: Any, reader: Any, writer: Any, changed: Mapping[str, Any]) -> None:
+    """All a GGUF file says of its model, but for what is ``changed`` (None: left out)."""
+    for key, field in reader.fields.items():
+        value = changed[key] if key in changed else field.contents()
+        if key.startswith("GGUF.") or key == "general.architecture" or value is None:
+            continue  # the first two the writer adds itself
+        nested = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, value, field.types[0], nested)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from whywait.errors import UsageError
+from whywait.lab.speculation import check_draft
 from whywait.lab.weights import WEIGHTS
 
 #: llama.cpp rounds a slot's context up to this; asking for a multiple gets what was asked.
@@ -43,6 +44,9 @@ class Settings:
     #: 0: many. With llama.cpp's own few, /metrics and new requests wait behind the open streams, unseen by its queue
     #: gauge. Measured, 64 streams on 4 slots: /metrics answered after 8 s and said that 29 wait, not 60.
     http_threads: int = 0
+    draft: str = ""  # speculative decoding: a word of speculation.WORDS, or a GGUF file of the same vocabulary
+    drafts: int = 0  # most tokens proposed per step; 0: speculation.USUAL of its kind
+    draft_layers: int = 0  # of a pruned draft; 0: prune.usual_layers
     #: Any other field of ``CommonParams``, dotted for nested ones: ``{"speculative.draft.n_max": 8}``.
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -54,6 +58,8 @@ class Settings:
             ("port", self.port, 0, 65535),
             ("batch", self.batch, 32, 1 << 20),
             ("ubatch", self.ubatch, 32, 1 << 20),
+            ("drafts", self.drafts, 0, 64),
+            ("draft_layers", self.draft_layers, 0, 512),
         ):
             if not low <= value <= high:
                 raise UsageError(f"{what} of {value} is out of range", f"between {low} and {high}")
@@ -62,6 +68,7 @@ class Settings:
         for kind in (self.cache_type_k, self.cache_type_v):
             if kind not in CACHE_TYPES:
                 raise UsageError(f"no KV cache type '{kind}'", f"one of {', '.join(CACHE_TYPES)}")
+        check_draft(self.draft, self.drafts, self.draft_layers)
 
     @property
     def total_ctx(self) -> int:

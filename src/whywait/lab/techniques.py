@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whywait.lab import tech_batching, tech_memory, tech_placement, tech_precision
+from whywait.lab import tech_batching, tech_memory, tech_placement, tech_precision, tech_speculation
 from whywait.lab.technique import Technique
 
 TECHNIQUES: Final[dict[str, Technique]] = {
@@ -12,4 +12,5 @@ TECHNIQUES: Final[dict[str, Technique]] = {
     **tech_memory.TECHNIQUES,
     **tech_placement.TECHNIQUES,
     **tech_precision.TECHNIQUES,
+    **tech_speculation.TECHNIQUES,
 }

@@ -21,6 +21,7 @@ NEED_SLO = ("goodput", "effective")  # what is the same as all of it where nothi
 SHARES = ("phases.", "causes.", "occupancy.")
 EFFECT_HEAD = ("figure", "A", "B", "B against A", "95 %", "B higher in")
 WAIT_HEAD = ("wait", "A", "B", "moved by", "B against A", "95 %", "")
+TURN_HEAD = ("in flight", "A", "B", "B against A", "95 %", "")
 ROUND_HEAD = ("round", "arm", "fixed loop", "run", "disturbed")
 
 
@@ -64,6 +65,24 @@ def wait_rows(waits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         out.append([wait_name(w), amount(w["a"], unit), amount(w["b"], unit), said(w["difference"], "difference", unit),
                     ratio, _between(w["low"], w["high"], scale, unit), against])  # fmt: skip
     return out
+
+
+def turn_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A row of TURN_HEAD per load point of one figure (``judge/turns.py``)."""
+    unit = found["unit"]
+    return [
+        [f"{p['target']:g}", amount(p["a"], unit), amount(p["b"], unit), said(p["value"], p["scale"], unit),
+         _between(p["low"], p["high"], p["scale"], unit), p["way"]]
+        for p in found["points"]
+    ]  # fmt: skip
+
+
+def turn_title(found: Mapping[str, Any]) -> str:
+    return f"effect against {found['mode']}: {found['title']}: {found['said']}"
+
+
+def turn_head(found: Mapping[str, Any]) -> tuple[str, ...]:
+    return TURN_HEAD if found["mode"] == "concurrency" else ("per second", *TURN_HEAD[1:])
 
 
 def wait_name(w: Mapping[str, Any]) -> str:
@@ -120,12 +139,30 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             scale = result["effects"][next(iter(result["effects"]))][name]
             seen = percent(least) if scale["scale"] == RATIO else amount(least, scale["unit"])
             out.append(f"Noise: {max(n, 2)} pairs like these surely see a change of {scale['title']} from {seen} on.")
+    out += [f"Drafts: {line}." for line in draft_cost(result)]
     drift = result["drift"]
     if drift["loop"] is not None:
         moved = "" if drift["figure"] is None else f"; {drift['name']} {drift['figure']:+.1%} from first to last round"
         sure = "" if drift["figure"] is None or drift["figure_sure"] else " (no sure trend)"
         out.append(f"Drift: a fixed piece of work varied by {percent(drift['loop'])}{moved}{sure}.")
     out += [f"Pair {x['pair'] + 1} is left out: {'; '.join(x['why'])}." for x in result["excluded"]]
+    return out
+
+
+def draft_cost(result: Mapping[str, Any]) -> list[str]:
+    """What a step costs more where only B speculates: proposing and checking together, a difference of the arms' steps
+    and so derived. Of each load of one request in flight: beside others a step holds their work too."""
+    out = []
+    for load in (x["label"] or "" for x in result["plan"]["loads"] if x["mode"] == "concurrency" and x["target"] == 1):
+        e, drafted = (result["effects"].get(load, {}).get(k) for k in ("step_ms", "draft_tokens_per_request"))
+        if not e or not e["n"] or not drafted or drafted["a"] or not drafted["b"] or e["difference"][0] is None:
+            continue
+        value, low, high = e["difference"]
+        where = f" at {load}" if load else " at 1 in flight"
+        between = _between(low, high, "difference", "ms")
+        took = f"{said(value, 'difference', 'ms')} ({between})"
+        out.append(f"a step of B takes {took} against one of A{where}, for proposing and checking together (derived: "
+                   "TPOT times tokens per step, a difference of the arms)")  # fmt: skip
     return out
 
 
@@ -138,6 +175,8 @@ def print_trial(result: Mapping[str, Any], directory: str, out: Console | None =
         _claim(out, c)
     for i, line in enumerate(quality_lines(result)):
         out.print(Text(f"\n{line}" if not i else f"  {line}", style="" if i else "bold"))
+    for t in result["turns"]:
+        _table(out, turn_head(t), turn_rows(t), turn_title(t))
     for load in result["effects"]:
         _table(
             out,

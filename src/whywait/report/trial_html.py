@@ -19,6 +19,9 @@ from whywait.report.trial import (
     quality_lines,
     round_rows,
     told,
+    turn_head,
+    turn_rows,
+    turn_title,
     wait_rows,
 )
 
@@ -33,6 +36,9 @@ def render(result: Mapping[str, Any]) -> str:
     parts = [("claims", "Claims", tag("div", cat(map(_card, result["claims"])), class_="grid two"))]
     if lines := quality_lines(result):
         parts.append(("quality", "Quality of the answers", cat(tag("p", line) for line in lines)))
+    if result["turns"]:
+        body = cat(table(turn_head(t), turn_rows(t), turn_title(t)) for t in result["turns"])
+        parts.append(("turns", f"Effect against {result['turns'][0]['mode']}", body))
     for i, load in enumerate(result["effects"]):
         found = told(result, load)
         name = f"Effects at {load}" if load else "Effects"
