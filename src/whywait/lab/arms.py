@@ -1,8 +1,9 @@
-"""One side of a paired trial, as a user writes it: a command line, the embedded engine with settings, or a URL.
+"""One side of a paired trial, as a user writes it: a command line, embedded engines with settings, or a URL.
 
-``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000``.
-``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings``, or any other parameter of
-llama.cpp by its dotted name.
+``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000`` ·
+``split:prefill=1,decode=1,slots=4,delay_ms=0`` · ``replicas:2,slots=4``. ``{port}`` becomes a free port; settings are
+the fields of ``lab.settings.Settings``, or any other parameter of llama.cpp by its dotted name; of a split and of
+replicas also those of ``lab.disagg.Fleet``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from whywait.errors import UsageError
 from whywait.lab.command import plan
+from whywait.lab.disagg import OWN, REPLICAS, Fleet
 from whywait.lab.settings import Settings
 
 EMBEDDED = "embedded"
@@ -27,7 +29,7 @@ _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off":
 
 @dataclass(frozen=True)
 class Arm:
-    """``kind`` is command, embedded or url; ``text`` is what the user wrote."""
+    """``kind`` is command, embedded, split, replicas or url; ``text`` is what the user wrote."""
 
     text: str
     kind: str
@@ -42,7 +44,7 @@ class Arm:
 def arm_of(text: str) -> Arm:
     """
     Raises:
-        UsageError: it is none of the three, or has a setting that does not exist.
+        UsageError: it is none of these, or has a setting that does not exist.
     """
     text = text.strip()
     if text.startswith(("http://", "https://", "unix:")):
@@ -50,6 +52,8 @@ def arm_of(text: str) -> Arm:
     name, colon, rest = text.partition(":")
     if name.strip() == EMBEDDED:
         return Arm(text, EMBEDDED, settings_of(rest) if colon else {})
+    if name.strip() in OWN:
+        return Arm(text, name.strip(), fleet_of(name.strip(), rest))
     if not text:
         raise UsageError("an arm of a trial is empty", "a command line, 'embedded:slots=8', or a URL")
     plan(text.replace(PORT, "1"))  # what is wrong with it is said before anything is measured
@@ -80,6 +84,47 @@ def settings_of(text: str) -> dict[str, Any]:
         out["extra"] = extra
     Settings.from_dict(out)  # out of range is said now
     return out
+
+
+def fleet_of(kind: str, text: str) -> dict[str, Any]:
+    """``prefill=1,decode=1,slots=4,…`` or ``2,slots=4,…`` → fields of Fleet and of its engines' Settings, checked.
+
+    Raises:
+        UsageError: no such field, or a value of another kind.
+    """
+    own, rest = OWN[kind], []
+    out: dict[str, Any] = {"replicas": 2} if kind == REPLICAS else {}
+    for i, part in enumerate(text.split(",")):
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if kind == REPLICAS and not i and name.isdigit() and not equals:
+            out["replicas"] = int(name)
+        elif name in own and equals:
+            out[name] = _read(name, value, own[name])
+        else:
+            rest.append(part)
+    out |= settings_of(",".join(rest))
+    if kind == REPLICAS and not out["replicas"]:
+        raise UsageError("replicas:0 serve nobody", "replicas:2")
+    Fleet.from_dict(out)
+    return out
+
+
+def varied(text: str, name: str, value: str) -> str:
+    """The arm with one setting at another value: ``{name}`` in a command line, else a setting of embedded engines.
+
+    Raises:
+        UsageError: it has no such setting.
+    """
+    place = "{" + name + "}"
+    if place in text and name != "port":
+        return text.replace(place, value)
+    kind, colon, rest = text.partition(":")
+    if kind.strip() not in (EMBEDDED, *OWN):
+        raise UsageError(f"the arm {text!r} has nothing to vary by the name {name!r}", f"write {place} where it goes")
+    kept = [p for p in rest.split(",") if p.strip() and ALIASES.get(x := p.partition("=")[0].strip(), x) != name]
+    made = f"{kind}:{','.join([*kept, f'{name}={value}'])}"
+    arm_of(made)
+    return made
 
 
 def embedded_text(settings: Mapping[str, Any]) -> str:
@@ -116,7 +161,7 @@ def _read(name: str, value: str, kind: type) -> Any:
     try:
         return _TRUTH[value.lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
-        what = {bool: "on or off", int: "a whole number"}.get(kind, "a text")
+        what = {bool: "on or off", int: "a whole number", float: "a number"}.get(kind, "a text")
         raise UsageError(f"{name}={value}: it is {what}", f"such as {name}={'on' if kind is bool else 8}") from None
 
 

@@ -217,7 +217,7 @@ class Passage:
                 timings["prompt_ms"] = said["prompt_ms"] + again
             timings.pop("prompt_per_token_ms", None)
             timings.pop("prompt_per_second", None)
-            timings["queue_ms"] = self._took("arrived", "prefill") * 1e3
+            timings["split_queue_ms"] = self._took("arrived", "prefill") * 1e3
             timings["handover_ms"] = self._took("prefilled", "restored") * 1e3
             timings["handover_bytes"] = self._size
         if isinstance(usage, dict) and "cache_n" in said and isinstance(usage.get("prompt_tokens_details"), dict):
