@@ -81,7 +81,8 @@ PHASE, CAUSE, DEVICE = "phases.", "causes.", "occupancy."
 @dataclass(frozen=True)
 class Effect:
     """What B does to one figure. ``a`` and ``b`` are means over the rounds of ``n`` pairs (geometric ones where
-    ``scale`` is ratio; of what only one arm has, its plain mean with ``n`` 0); ``higher`` counts the pairs in which B was above A. ``deltas`` are ln(B / A) or B − A, one per
+    ``scale`` is ratio; of what only one arm has, its plain mean with ``n`` 0); ``higher`` counts the pairs in which B
+    was above A. ``deltas`` are ln(B / A) or B − A, one per
     pair, and ``floor`` is the least spread of theirs that can be told from none."""
 
     name: str
@@ -117,7 +118,8 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     Besides ``METRICS``: ``phases.P`` (mean ms per request), ``causes.P.CAUSE`` (the part of it with that cause, where
     any was named) and ``occupancy.C`` (share of the device's time).
     """
-    own = handovers(run, int(point["point"])) | {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point)}
+    own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point)}
+    own |= handovers(run, int(point["point"]))
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
     for p in PHASES:
         found = point["phases"].get(p) or {}

@@ -37,7 +37,8 @@ class Split:
     """The time from sent to the first token in its parts (int64 ns), and what they rest on (bool).
 
     ``behind`` is the part of queue behind a neighbour's prefill; ``held`` the part in which tokens were made but held
-    back on their way; ``moved`` that in which the KV went from one engine to another. ``told``: the engine's own queue time; ``judged``: evidence for or against a queue; ``fronted``:
+    back on their way; ``moved`` that in which the KV went from one engine to another. ``told``: the engine's own queue
+    time; ``judged``: evidence for or against a queue; ``fronted``:
     evidence of the frontend. ``windows`` are the prefills that the engine reports, ``guessed`` those between sent and
     first token of requests of which it reports none, all on one time line on which a request is moved by its ``shift``
     (a replica has its own stretch).
@@ -120,8 +121,8 @@ def before_first(run: Run, line: Line, slack: Array) -> Split:
     slots = run.manifest.engine.get("slots")
     crowd = _in_flight_at(line, (line.sent + begin) // 2, shift) > (np.inf if slots is None else slots)
     by_slots, over = beyond | (full & crowd), asked - (wait - network)
-    return Split(network, frontend, queue, prefill, held, moved, has_prefill, told, judged, fronted, by_slots, behind, over,
-                 windows, guessed, shift)  # fmt: skip
+    return Split(network, frontend, queue, prefill, held, moved, has_prefill, told, judged, fronted, by_slots, behind,
+                 over, windows, guessed, shift)  # fmt: skip
 
 
 def _held(run: Run, line: Line) -> Array:
@@ -136,7 +137,7 @@ def _held(run: Run, line: Line) -> Array:
 
 
 def _moved(run: Run, rest: Array) -> Array:
-    """The hand-over between engines, where it lies before the first token (int64 ns): where the wait has room for it."""
+    """The hand-over between engines, where it lies before the first token (int64 ns): if the wait has room for it."""
     took = _ns(run.requests["engine_handover_ms"] * NS_PER_MS)
     return np.where(took <= 2 * rest, np.minimum(took, rest), 0)
 

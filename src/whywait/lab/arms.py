@@ -118,7 +118,7 @@ def varied(text: str, name: str, value: str) -> str:
     place = "{" + name + "}"
     if place in text and name != "port":
         return text.replace(place, value)
-    kind, colon, rest = text.partition(":")
+    kind, _, rest = text.partition(":")
     if kind.strip() not in (EMBEDDED, *OWN):
         raise UsageError(f"the arm {text!r} has nothing to vary by the name {name!r}", f"write {place} where it goes")
     kept = [p for p in rest.split(",") if p.strip() and ALIASES.get(x := p.partition("=")[0].strip(), x) != name]

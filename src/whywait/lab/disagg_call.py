@@ -22,7 +22,7 @@ from whywait.net.upstream import Upstream
 
 
 class Told(Protocol):
-    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
+    def head(self, status: int, headers: Mapping[str, str], /) -> None: ...
 
     def data(self, data: bytes) -> None: ...
 
@@ -117,7 +117,7 @@ class _Whole:
     def __init__(self, then: Callable[[int, bytes, str], None]) -> None:
         self._then, self._status, self._parts = then, 0, [b""]
 
-    def head(self, status: int, headers: Mapping[str, str]) -> None:
+    def head(self, status: int, _headers: Mapping[str, str]) -> None:
         self._status = status
 
     def data(self, data: bytes) -> None:

@@ -92,7 +92,8 @@ class Gather:
     def __init__(
         self, loop: Loop, engines: Sequence[Backend], path: str, then: Callable[[list[tuple[int, bytes] | None]], None]
     ) -> None:
-        self._then, self._found = then, [None] * len(engines)  # type: list[tuple[int, bytes] | None]
+        self._then = then
+        self._found: list[tuple[int, bytes] | None] = [None] * len(engines)
         self._left, self._path, self._engines = len(engines), path, engines
         self._calls = [ask(loop, e, path, None, self._taker(i)) for i, e in enumerate(engines)]
         loop.call_at(monotonic_ns() + PATIENCE_NS, self._late)
@@ -257,12 +258,9 @@ class Through:
 def _next(queue: deque[Passage], step: int, go: Callable[[Passage], bool]) -> None:
     """Those at the head of a queue go on while they can; who has left it in the meantime is forgotten."""
     while queue:
-        if queue[0].step != step:
-            queue.popleft()
-        elif go(queue[0]):
-            queue.popleft()
-        else:
+        if queue[0].step == step and not go(queue[0]):
             return
+        queue.popleft()
 
 
 def _unfit(body: Mapping[str, Any]) -> str:

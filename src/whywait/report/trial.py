@@ -45,7 +45,8 @@ def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
         value, low, high = e["ratio"] if e["scale"] == RATIO else e["difference"]
         unit = e["unit"]
         out.append([e["title"], amount(e["a"], unit), amount(e["b"], unit), said(value, e["scale"], unit),
-                    _between(low, high, e["scale"], unit), f"{e['higher']} of {e['n']}" if e["n"] else "–"])  # fmt: skip
+                    _between(low, high, e["scale"], unit) if e["n"] else "–",
+                    f"{e['higher']} of {e['n']}" if e["n"] else "–"])  # fmt: skip
     return out
 
 
