@@ -107,8 +107,7 @@ class StubEngine:
                     return None
                 reply.write(sse({"choices": [{"delta": {"content": prompt}, "finish_reason": None}]}))
                 return time.monotonic_ns() + int(self.gap_s * 1e9)
-            timings = {"prompt_n": 1 if known else 10, "prompt_ms": 1.0 if known else 50.0, "cache_n": 9 if known else 0,
-                       "predicted_n": self.tokens}  # fmt: skip
+            timings = {"prompt_n": 1 if known else 10, "prompt_ms": 1.0 if known else 50.0, "predicted_n": self.tokens}
             usage = {
                 "prompt_tokens": 10,
                 "completion_tokens": self.tokens,

@@ -113,7 +113,7 @@ def before_first(run: Run, line: Line, slack: Array) -> Split:
     behind = np.where(has_prefill & ~beyond & after_one, overlap, 0)
     queue = np.where(full & has_prefill, rest, behind)
     queue = np.where(told, said, queue)
-    behind = np.minimum(behind, queue)
+    behind = np.where(told & ~one, queue, np.minimum(behind, queue))  # a prefill engine works on nothing else
     judged = (judged & has_prefill) | (behind > 0)
     frontend, fronted = _frontend(run, wait - network - held - moved, rest - queue, told & has_prefill)
     # Of requests sent at about the same time nobody knows which came first: what tells is how many were there as it

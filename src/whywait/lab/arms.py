@@ -100,8 +100,11 @@ def fleet_of(kind: str, text: str) -> dict[str, Any]:
             out["replicas"] = int(name)
         elif name in own and equals:
             out[name] = _read(name, value, own[name])
-        else:
+        elif not name or "." in name or ALIASES.get(name, name) in _KINDS:
             rest.append(part)
+        else:
+            raise UsageError(f"'{part.strip()}' is not a setting of {kind}", f"NAME=VALUE of {', '.join(own)}, or one "
+                             "of the embedded engine")  # fmt: skip
     out |= settings_of(",".join(rest))
     if kind == REPLICAS and not out["replicas"]:
         raise UsageError("replicas:0 serve nobody", "replicas:2")

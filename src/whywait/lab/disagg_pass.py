@@ -211,6 +211,7 @@ class Passage:
         said = self._said
         if isinstance(timings, dict):
             again = float(timings.get("prompt_ms") or 0)
+            timings["recomputed_n"] = timings.get("prompt_n")
             timings.update({k: said[k] for k in ("prompt_n", "cache_n") if k in said})
             timings["recomputed_ms"] = again
             if "prompt_ms" in said:
