@@ -30,6 +30,7 @@ from whywait.errors import UsageError, WhywaitError
 from whywait.judge.diagnose import failures, headline, judge
 from whywait.judge.evidence import MIXED
 from whywait.judge.verdict import Verdict
+from whywait.lab import disagg
 from whywait.lab.cpus import cpu_split
 from whywait.lab.launch import launched, start_command, start_embedded
 from whywait.lab.settings import Settings
@@ -161,6 +162,14 @@ def embedded(settings: Settings | None = None, say: Say = stderr) -> Iterator[En
     if engine_cpus and not settings.cpus:
         settings = dataclasses.replace(settings, cpus=engine_cpus)
     with launched(lambda: start_embedded(settings, say=say)) as engine, _pinned(client_cpus):
+        yield engine
+
+
+@contextlib.contextmanager
+def fleet(settings: disagg.Fleet, say: Say = stderr) -> Iterator[Engine]:
+    """A split, or replicas, of embedded engines while the block runs; engines pinned apart where there is room."""
+    _, client_cpus = disagg.placed(settings)
+    with launched(lambda: disagg.start(settings, say=say)) as engine, _pinned(client_cpus):
         yield engine
 
 

@@ -44,6 +44,8 @@ def _both(p: argparse.ArgumentParser) -> None:
     g.add_argument("--aa", nargs="?", const="only", choices=["only", "first"],
                    help="A against itself: what a trial finds there is noise (first: then A against B)")  # fmt: skip
     g.add_argument("--warm-up", type=int, metavar="N", help="requests before each round, in no figure (default: width)")
+    g.add_argument("--vary", metavar="NAME=V1,V2,…", help="a trial per value of this setting of B, and one table: "
+                   "where gain turns to loss (in a command line the value goes where {NAME} stands)")  # fmt: skip
     g.add_argument("--html", metavar="FILE", help="where the page goes (default: report.html in the folder)")
     g.add_argument("--quality", nargs="?", const="all", choices=["all", "agreement", "tasks"],
                    help="afterwards: do both arms answer alike, as whywait quality tells")  # fmt: skip

@@ -28,6 +28,7 @@ from whywait.judge.paired import MARGIN, Asked
 from whywait.judge.trial import judged
 from whywait.lab.arms import EMBEDDED, Arm, command_of, roomy
 from whywait.lab.cpus import cpu_split
+from whywait.lab.disagg import OWN, Fleet
 from whywait.lab.faults import calibration_ms
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
@@ -41,6 +42,7 @@ LOOPS = 3  # of the fixed piece of work before and after each round; the best co
 STARTERS: dict[str, Callable[[Arm, Say], contextlib.AbstractContextManager[Engine]]] = {
     "command": lambda arm, say: app.command(command_of(arm), say=say),
     EMBEDDED: lambda arm, say: app.embedded(Settings.from_dict(dict(arm.settings)), say=say),
+    **{kind: lambda arm, say: app.fleet(Fleet.from_dict(arm.settings), say=say) for kind in OWN},
 }
 FACTS = ("name", "model", "kind", "slots", "ctx_per_slot", "kv_tokens", "threads")
 

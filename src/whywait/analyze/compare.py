@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whywait.analyze.counters import delta, gauge
+from whywait.analyze.handover import handovers
 from whywait.analyze.latency import content, gaps
 from whywait.analyze.occupancy import CATEGORIES
 from whywait.analyze.phases import PHASES
@@ -76,6 +77,15 @@ METRICS: dict[str, Metric] = {
     "draft_tokens_per_request": Metric("tokens drafted per request", "tokens", NEITHER),
     "step_ms": Metric("decode step of a stream", "ms", LOWER),
     "memory_bytes": Metric("engine memory", "bytes", LOWER),
+    "handover_ms.mean": Metric("hand-over, mean", "ms", LOWER),
+    "handover_bytes": Metric("KV per hand-over", "bytes", NEITHER),
+    "handover_mb_s": Metric("rate of hand-overs", "MB/s", HIGHER),
+    "handover_save_ms": Metric("of it: written out", "ms", LOWER),
+    "handover_link_ms": Metric("of it: on the link", "ms", LOWER),
+    "handover_wait_ms": Metric("of it: for a place", "ms", LOWER),
+    "handover_restore_ms": Metric("of it: read in", "ms", LOWER),
+    "handover_blocked_ms": Metric("engine blocked by it", "ms", LOWER),
+    "restore_stall_ms": Metric("stall of streams beside it", "ms", LOWER, DIFFERENCE),
     "energy_j_per_request": Metric("energy per request", "J", LOWER),
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
 }
@@ -88,7 +98,8 @@ OF_CLASS = ("goodput_share", "ttft_ms.p50", "ttft_ms.mean", "tpot_ms.p50", "tpot
 @dataclass(frozen=True)
 class Effect:
     """What B does to one figure. ``a`` and ``b`` are means over the rounds of ``n`` pairs (geometric ones where
-    ``scale`` is ratio); ``higher`` counts the pairs in which B was above A. ``deltas`` are ln(B / A) or B − A, one per
+    ``scale`` is ratio; of what only one arm has, its plain mean with ``n`` 0); ``higher`` counts the pairs in which B
+    was above A. ``deltas`` are ln(B / A) or B − A, one per
     pair, and ``floor`` is the least spread of theirs that can be told from none."""
 
     name: str
@@ -131,6 +142,7 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
         "model_bytes": run.manifest.engine.get("model_bytes"),
         "step_ms": _step_ms(point),
         **_load_figures(run, point),
+        **handovers(run, int(point["point"])),
     }
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
     for p in PHASES:
@@ -199,7 +211,9 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     a, b = (np.array([p[i] for p in both], dtype=np.float64) for i in (0, 1))
     nothing = Estimate(None, None, None, len(both))
     if not both:
-        return Effect(name, metric, None, None, 0, nothing, nothing, 0, (), metric.scale, 0.0, "not known")
+        return Effect(
+            name, metric, *_one_sided(name, pairs), 0, nothing, nothing, 0, (), metric.scale, 0.0, "not known"
+        )
     positive = bool((a > 0).all() and (b > 0).all())
     logs = np.log(b / a) if positive else np.zeros(0)
     scale = RATIO if metric.scale == RATIO and positive else DIFFERENCE
@@ -212,6 +226,13 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
         name, metric, usual[0], usual[1], len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
         tuple(deltas.tolist()), scale, RESOLUTION if scale == RATIO else size, _note(len(both)),
     )  # fmt: skip
+
+
+def _one_sided(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[float | None, float | None]:
+    """Means over the rounds of each arm by itself: of what only one of them has."""
+    found = [[v for pair in pairs if (v := _value(pair[i], name)) is not None] for i in (0, 1)]
+    a, b = (float(np.mean(x)) if x else None for x in found)
+    return a, b
 
 
 def _interval(d: Array, floor: float, rng: np.random.Generator | None = None) -> Estimate:

@@ -37,7 +37,8 @@ class Split:
     """The time from sent to the first token in its parts (int64 ns), and what they rest on (bool).
 
     ``behind`` is the part of queue behind a neighbour's prefill; ``held`` the part in which tokens were made but held
-    back on their way. ``told``: the engine's own queue time; ``judged``: evidence for or against a queue; ``fronted``:
+    back on their way; ``moved`` that in which the KV went from one engine to another. ``told``: the engine's own queue
+    time; ``judged``: evidence for or against a queue; ``fronted``:
     evidence of the frontend. ``windows`` are the prefills that the engine reports, ``guessed`` those between sent and
     first token of requests of which it reports none, all on one time line on which a request is moved by its ``shift``
     (a replica has its own stretch).
@@ -48,6 +49,7 @@ class Split:
     queue: Array
     prefill: Array
     held: Array
+    moved: Array
     has_prefill: Array
     told: Array
     judged: Array
@@ -94,12 +96,15 @@ def before_first(run: Run, line: Line, slack: Array) -> Split:
     told = ~np.isnan(req["engine_queue_ms"])
     rest = wait - network - prefill
     said = np.where(told, np.minimum(_ns(req["engine_queue_ms"] * NS_PER_MS), rest), 0)
-    held = np.minimum(_held(run, line), rest - said)
-    rest, begin = rest - held, line.first - held - prefill
+    moved = _moved(run, rest - said)
+    held = np.minimum(_held(run, line), rest - said - moved)
+    rest, begin = rest - held - moved, line.first - held - moved - prefill
     # One time line for all replicas: each is shifted clear of the others, so neighbours are of the same replica.
     shift = req["replica"] * (int(line.end.max(initial=0)) + 1)
-    windows = Spans.of((begin + shift)[has_prefill], (line.first - held + shift)[has_prefill])
-    unsaid = line.has_first & np.isnan(req["engine_prefill_ms"])
+    # What was computed by a prefill engine held nobody up that was with a decode engine.
+    one = np.isnan(req["engine_handover_ms"])
+    windows = Spans.of((begin + shift)[has_prefill & one], (line.first - held + shift)[has_prefill & one])
+    unsaid = line.has_first & np.isnan(req["engine_prefill_ms"]) & one
     guessed = Spans.of((line.sent + network + shift)[unsaid], (line.first + shift)[unsaid])
     full, beyond, judged = _seen_full(run, line, begin)
     overlap = windows.covered(begin + shift) - windows.covered(line.sent + network + shift)
@@ -108,16 +113,16 @@ def before_first(run: Run, line: Line, slack: Array) -> Split:
     behind = np.where(has_prefill & ~beyond & after_one, overlap, 0)
     queue = np.where(full & has_prefill, rest, behind)
     queue = np.where(told, said, queue)
-    behind = np.minimum(behind, queue)
+    behind = np.where(told & ~one, queue, np.minimum(behind, queue))  # a prefill engine works on nothing else
     judged = (judged & has_prefill) | (behind > 0)
-    frontend, fronted = _frontend(run, wait - network - held, rest - queue, told & has_prefill)
+    frontend, fronted = _frontend(run, wait - network - held - moved, rest - queue, told & has_prefill)
     # Of requests sent at about the same time nobody knows which came first: what tells is how many were there as it
     # waited.
     slots = run.manifest.engine.get("slots")
     crowd = _in_flight_at(line, (line.sent + begin) // 2, shift) > (np.inf if slots is None else slots)
     by_slots, over = beyond | (full & crowd), asked - (wait - network)
-    return Split(network, frontend, queue, prefill, held, has_prefill, told, judged, fronted, by_slots, behind, over,
-                 windows, guessed, shift)  # fmt: skip
+    return Split(network, frontend, queue, prefill, held, moved, has_prefill, told, judged, fronted, by_slots, behind,
+                 over, windows, guessed, shift)  # fmt: skip
 
 
 def _held(run: Run, line: Line) -> Array:
@@ -129,6 +134,12 @@ def _held(run: Run, line: Line) -> Array:
     streamed = line.has_first & ~np.isnan(run.requests["last_ns"]) & ~np.isnan(run.requests["first_ns"])
     excess = np.where(streamed, decode - (line.last - line.first), 0.0)
     return _ns(np.where(excess > np.maximum(HELD_SHARE * decode, HELD_NS), excess, 0.0))
+
+
+def _moved(run: Run, rest: Array) -> Array:
+    """The hand-over between engines, where it lies before the first token (int64 ns): if the wait has room for it."""
+    took = _ns(run.requests["engine_handover_ms"] * NS_PER_MS)
+    return np.where(took <= 2 * rest, np.minimum(took, rest), 0)
 
 
 def _frontend(run: Run, at_engine: Array, left: Array, staged: Array) -> tuple[Array, Array]:
@@ -148,8 +159,12 @@ def _frontend(run: Run, at_engine: Array, left: Array, staged: Array) -> tuple[A
 
 def prefill_windows(run: Run) -> tuple[Array, Array]:
     """When each request was in prefill (start, end; ns, float64, NaN where the engine does not say): it ends with the
-    first token, lasts what the engine reports and does not begin before the request was sent."""
-    first = run.requests["first_ns"]
+    first token (with the hand-over that came after it, if that came before the first token), lasts what the engine
+    reports and does not begin before the request was sent."""
+    first, sent = run.requests["first_ns"], run.requests["sent_ns"]
+    asked = np.nan_to_num(run.requests["engine_prefill_ms"]) * NS_PER_MS
+    moved = _moved(run, _ns(first - sent - asked))
+    first = first - moved
     took = np.rint(run.requests["engine_prefill_ms"] * NS_PER_MS)
     return np.minimum(np.fmax(first - took, run.requests["sent_ns"]), first), np.where(np.isnan(took), np.nan, first)
 

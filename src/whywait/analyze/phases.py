@@ -24,6 +24,7 @@ from whywait.units import NS_PER_MS, NS_PER_S
 PHASES = ("client", "network", "frontend", "queue", "prefill", "decode", "stall", "tail", "unknown")
 CLIENT, NETWORK, FRONTEND, QUEUE, PREFILL, DECODE, STALL, TAIL, UNKNOWN = range(len(PHASES))
 SLOT_LIMIT, KV_SPACE, BUFFERING, SPECULATION = "slot limit", "kv space", "buffering", "rejected speculation"
+INTERCONNECT = "interconnect"  # as a cause of stall: the KV is on its way between engines
 CHANCE = 0.8  # prefills that cover this share of decode explain every gap and so none
 OVERSHOOT = 0.05  # the engine's prefill may exceed the client's TTFT by this share of it before it is a doubt
 
@@ -61,7 +62,8 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
     stages (queue and prefill, or its time to first token) and the path leave of the wait. Decode = last − first less
     stalls; a first token that was held back on its way had decode behind it (cause *buffering*). Stall = the part of a
     gap beyond the request's median gap (for gaps above 1.5 ×) whose cause was seen (``stalls.stalls``); of coalesced
-    chunks only the certain part of a gap counts. All else is unknown.
+    chunks only the certain part of a gap counts; and the time in which a split service handed the KV over (cause
+    *interconnect*), before the first token or after it, whichever engine makes that. All else is unknown.
     """
     c = content(run) if c is None else c
     line, req = line_of(run), run.requests
@@ -70,19 +72,20 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
     wait, decode, after = line.first - line.sent, line.last - line.first, line.end - line.last
     split = before_first(run, line, np.where(np.isfinite(typical), typical / 2, 0))
     found = stalls(run, c, g, typical, (line, split))
-    by, left = {}, decode.copy()
+    later = _moved_later(run, split, decode)
+    by, left = {}, decode - later
     for cause, ns in found.by.items():
         by[cause] = np.minimum(ns, left)
         left = left - by[cause]
-    rest = wait - split.network - split.frontend - split.queue - split.prefill - split.held
+    rest = wait - split.network - split.frontend - split.queue - split.prefill - split.held - split.moved
     phases = np.zeros((len(req), len(PHASES)), dtype=np.int64)
     phases[:, CLIENT] = line.sent - line.origin
     phases[:, NETWORK], phases[:, FRONTEND] = split.network, split.frontend
     phases[:, QUEUE], phases[:, PREFILL] = split.queue, split.prefill
-    phases[:, DECODE], phases[:, STALL] = left + split.held, decode - left
+    phases[:, DECODE], phases[:, STALL] = left + split.held, decode - left + split.moved
     phases[:, TAIL] = np.where(line.ok, after, 0)
     phases[:, UNKNOWN] = rest + np.where(line.ok, 0, after)
-    unexplained = np.minimum(found.rest, left)
+    unexplained = np.minimum(np.maximum(found.rest - later, 0), left)
     other = np.where(split.by_slots, 0, split.queue - split.behind)
     full = kv_full_seen(run, line, line.first - split.prefill)
     cause_ns = {
@@ -91,6 +94,7 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
         ("queue", KV_SPACE): np.where(full, other, 0),
         ("queue", "unknown"): np.where(full, 0, other),
         **{("stall", cause): ns for cause, ns in by.items()},
+        ("stall", INTERCONNECT): split.moved + later,
         ("decode", "unknown"): unexplained,
         ("decode", BUFFERING): split.held,
         ("decode", SPECULATION): _rejected(run, left - unexplained),
@@ -101,6 +105,13 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
     evidence = {p: _evidence(run, point == p, line, split, found) for p in how}
     doubts = _overshoot(split.overshoot, wait, split.has_prefill) + _chance(line, split, by.get(NEIGHBOUR))
     return RequestAccount(req["id"], point, phases, line.end - line.origin, how, cause_ns, causes, doubts, evidence)
+
+
+def _moved_later(run: Run, split: Split, decode: Array) -> Array:
+    """The hand-over of a request whose prefill engine made the first token, so after it (int64 ns)."""
+    took = np.nan_to_num(run.requests["engine_handover_ms"]) * NS_PER_MS
+    found: Array = np.where(split.moved > 0, 0, np.minimum(np.rint(took).astype(np.int64), decode))
+    return found
 
 
 def _rejected(run: Run, decode: Array) -> Array:

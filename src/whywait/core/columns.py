@@ -89,6 +89,8 @@ REQUESTS = (
     Column("engine_decode_ms", "f64", "ms", "decode time the engine reports for this request"),
     Column("engine_ttft_ms", "f64", "ms", "the engine's own time to first token: arrival there to first token made"),
     Column("engine_e2e_ms", "f64", "ms", "the engine's own end to end: arrival there to last token made"),
+    Column("engine_handover_ms", "f64", "ms", "end of prefill to the decode engine's having its KV (a split service)"),
+    Column("handover_bytes", "i64", "bytes", "KV handed over from the prefill to the decode engine"),
     Column("engine_prefill_tokens", "i64", "tokens", "prompt tokens the engine computed (not cached)"),
     Column("draft_tokens", "i64", "tokens", "tokens that speculation proposed (null: none were, or it does not say)"),
     Column("accepted_tokens", "i64", "tokens", "part of draft_tokens that was accepted"),

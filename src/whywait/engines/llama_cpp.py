@@ -16,11 +16,15 @@ from typing import Any
 from whywait.engines.table import EngineTable, Metric
 
 _P = "llamacpp:"
+_S = "whywait_split:"  # what the front of several of these engines adds to their figures (lab/disagg_counts.py)
+_HANDOVER = ("handover_bytes", "handover_save_seconds", "handover_link_seconds", "handover_wait_seconds",
+             "handover_restore_seconds", "handover_blocked_seconds", "handover_failures", "restore_gaps",
+             "restore_gap_seconds", "other_gaps", "other_gap_seconds")  # fmt: skip
 
 TABLE = EngineTable(
     name="llama.cpp",
     title="llama.cpp server",
-    metric_prefixes=(_P,),
+    metric_prefixes=(_P, _S),
     server_headers=("llama.cpp",),
     owned_by=("llamacpp",),
     metrics={
@@ -36,11 +40,13 @@ TABLE = EngineTable(
         _P + "spec_decode_num_drafts_total": (Metric("draft_rounds_total"),),
         _P + "spec_decode_num_draft_tokens_total": (Metric("draft_tokens_total"),),
         _P + "spec_decode_num_accepted_tokens_total": (Metric("accepted_tokens_total"),),
+        **{f"{_S}{name}_total": (Metric(f"{name}_total"),) for name in _HANDOVER},
     },
     old_metrics={
         _P + "kv_cache_usage_ratio": (Metric("kv_use"),),
         _P + "kv_cache_tokens": (Metric("kv_tokens_used"),),
     },
+    histograms={_S + "handover_seconds": "handover_seconds"},
     sums={"prompt_tokens_total": ("prompt_tokens_computed_total", "cached_tokens_total")},
     late_counters=frozenset(
         {
@@ -80,6 +86,9 @@ TABLE = EngineTable(
         "timings.predicted_n": "output_tokens",
         "timings.draft_n": "draft_tokens",  # both only where any was proposed
         "timings.draft_n_accepted": "accepted_tokens",
+        "timings.split_queue_ms": "engine_queue_ms",  # these three are the front's
+        "timings.handover_ms": "engine_handover_ms",
+        "timings.handover_bytes": "handover_bytes",
     },
     log_patterns={
         "slots": r"n_slots = (\d+)",

@@ -42,6 +42,17 @@ COUNTERS: Mapping[str, str] = {
     "accepted_tokens_total": "proposed tokens that were accepted",
     "prefix_queries_total": "prompt tokens looked up in the prefix cache",
     "prefix_hits_total": "prompt tokens found in the prefix cache",
+    "handover_bytes_total": "bytes of KV handed over from prefill to decode engines",
+    "handover_save_seconds_total": "seconds hand-overs took to leave the prefill engine",
+    "handover_link_seconds_total": "seconds hand-overs spent on the way",
+    "handover_wait_seconds_total": "seconds hand-overs waited for a place at a decode engine",
+    "handover_restore_seconds_total": "seconds hand-overs took to be read in by the decode engine",
+    "handover_blocked_seconds_total": "seconds decode engines did nothing else because they read KV in",
+    "handover_failures_total": "hand-overs that failed",
+    "restore_gaps_total": "gaps between tokens of streams in which another's KV was read in",
+    "restore_gap_seconds_total": "seconds of those gaps",
+    "other_gaps_total": "all other gaps between tokens at the decode engines",
+    "other_gap_seconds_total": "seconds of those gaps",
 }
 HISTOGRAMS: Mapping[str, str] = {
     "ttft_seconds": "arrival at the engine to first token",
@@ -51,6 +62,7 @@ HISTOGRAMS: Mapping[str, str] = {
     "queue_seconds": "waiting for a place in a batch",
     "prefill_seconds": "first scheduled to first token",
     "decode_seconds": "first to last token",
+    "handover_seconds": "end of prefill to the decode engine's having the KV",
     "iteration_tokens": "tokens computed in one engine iteration",
 }
 LIMITS: Mapping[str, str] = {

@@ -1,9 +1,10 @@
-"""One side of a paired trial, as a user writes it: a command line, the embedded engine with settings, or a URL.
+"""One side of a paired trial, as a user writes it: a command line, embedded engines with settings, or a URL.
 
-``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000``.
-``{port}`` becomes a free port; settings are the fields of ``lab.settings.Settings`` (``cpus=all``, ``cpus=0-3+8``), or
-any other parameter of llama.cpp by its dotted name (``speculative.draft.n_max=8``; one without a dot as
-``llama.numa=1``).
+``vllm serve MODEL --port {port}`` · ``embedded`` · ``embedded:slots=8,cache_prompt=off`` · ``http://127.0.0.1:8000`` ·
+``split:prefill=1,decode=1,slots=4,delay_ms=0`` · ``replicas:2,slots=4``. ``{port}`` becomes a free port; settings are
+the fields of ``lab.settings.Settings`` (``cpus=all``, ``cpus=0-3+8``), or any other parameter of llama.cpp by its
+dotted name (``speculative.draft.n_max=8``; one without a dot as ``llama.numa=1``); of a split and of replicas also
+those of ``lab.disagg.Fleet``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 from whywait.errors import UsageError
 from whywait.lab.command import flag_value, plan
 from whywait.lab.cpus import allowed_cpus, parse_cpu_list
+from whywait.lab.disagg import OWN, REPLICAS, Fleet
 from whywait.lab.settings import Settings
 
 EMBEDDED = "embedded"
@@ -34,13 +36,14 @@ _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off":
 _SAID: Final[Mapping[type, tuple[str, str]]] = {
     bool: ("on or off", "on"),
     int: ("a whole number", "8"),
+    float: ("a number", "0.5"),
     tuple: ("'all' or CPUs", "0-3+8"),
 }
 
 
 @dataclass(frozen=True)
 class Arm:
-    """``kind`` is command, embedded or url; ``text`` is what the user wrote."""
+    """``kind`` is command, embedded, split, replicas or url; ``text`` is what the user wrote."""
 
     text: str
     kind: str
@@ -55,7 +58,7 @@ class Arm:
 def arm_of(text: str) -> Arm:
     """
     Raises:
-        UsageError: it is none of the three, or has a setting that does not exist.
+        UsageError: it is none of these, or has a setting that does not exist.
     """
     text = text.strip()
     if text.startswith(("http://", "https://", "unix:")):
@@ -63,6 +66,8 @@ def arm_of(text: str) -> Arm:
     name, colon, rest = text.partition(":")
     if name.strip() == EMBEDDED:
         return Arm(text, EMBEDDED, settings_of(rest) if colon else {})
+    if name.strip() in OWN:
+        return Arm(text, name.strip(), fleet_of(name.strip(), rest))
     if not text:
         raise UsageError("an arm of a trial is empty", "a command line, 'embedded:slots=8', or a URL")
     plan(text.replace(PORT, "1"))  # what is wrong with it is said before anything is measured
@@ -93,6 +98,50 @@ def settings_of(text: str) -> dict[str, Any]:
         out["extra"] = extra
     Settings.from_dict(out)  # out of range is said now
     return out
+
+
+def fleet_of(kind: str, text: str) -> dict[str, Any]:
+    """``prefill=1,decode=1,slots=4,…`` or ``2,slots=4,…`` → fields of Fleet and of its engines' Settings, checked.
+
+    Raises:
+        UsageError: no such field, or a value of another kind.
+    """
+    own, rest = OWN[kind], []
+    out: dict[str, Any] = {"replicas": 2} if kind == REPLICAS else {}
+    for i, part in enumerate(text.split(",")):
+        name, equals, value = (x.strip() for x in part.partition("="))
+        if kind == REPLICAS and not i and name.isdigit() and not equals:
+            out["replicas"] = int(name)
+        elif name in own and equals:
+            out[name] = _read(name, value, own[name])
+        elif not name or "." in name or ALIASES.get(name, name) in _KINDS:
+            rest.append(part)
+        else:
+            raise UsageError(f"'{part.strip()}' is not a setting of {kind}", f"NAME=VALUE of {', '.join(own)}, or one "
+                             "of the embedded engine")  # fmt: skip
+    out |= settings_of(",".join(rest))
+    if kind == REPLICAS and not out["replicas"]:
+        raise UsageError("replicas:0 serve nobody", "replicas:2")
+    Fleet.from_dict(out)
+    return out
+
+
+def varied(text: str, name: str, value: str) -> str:
+    """The arm with one setting at another value: ``{name}`` in a command line, else a setting of embedded engines.
+
+    Raises:
+        UsageError: it has no such setting.
+    """
+    place = "{" + name + "}"
+    if place in text and name != "port":
+        return text.replace(place, value)
+    kind, _, rest = text.partition(":")
+    if kind.strip() not in (EMBEDDED, *OWN):
+        raise UsageError(f"the arm {text!r} has nothing to vary by the name {name!r}", f"write {place} where it goes")
+    kept = [p for p in rest.split(",") if p.strip() and ALIASES.get(x := p.partition("=")[0].strip(), x) != name]
+    made = f"{kind}:{','.join([*kept, f'{name}={value}'])}"
+    arm_of(made)
+    return made
 
 
 def embedded_text(settings: Mapping[str, Any]) -> str:

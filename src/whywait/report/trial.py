@@ -38,7 +38,7 @@ def told(result: Mapping[str, Any], load: str) -> dict[str, Any]:
     ends = () if asked else (".goodput_share",)  # of a class
     found: Mapping[str, Any] = result["effects"][load]
     rows = {n: e for n, e in found.items() if not n.startswith(left) and not n.endswith(ends)}
-    return {n: e for n, e in rows.items() if e["n"] and (e["a"] or e["b"])}
+    return {n: e for n, e in rows.items() if e["a"] or e["b"]}
 
 
 def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
@@ -48,7 +48,8 @@ def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
         value, low, high = e["ratio"] if e["scale"] == RATIO else e["difference"]
         unit = e["unit"]
         out.append([e["title"], amount(e["a"], unit), amount(e["b"], unit), said(value, e["scale"], unit),
-                    _between(low, high, e["scale"], unit), f"{e['higher']} of {e['n']}"])  # fmt: skip
+                    _between(low, high, e["scale"], unit) if e["n"] else "–",
+                    f"{e['higher']} of {e['n']}" if e["n"] else "–"])  # fmt: skip
     return out
 
 

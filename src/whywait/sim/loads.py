@@ -61,6 +61,7 @@ class Prepared:
     capacities: tuple[Capacity, ...]
     warmed: int = 0
     shift_s: float = 0.0
+    kv_token_bytes: float = math.nan  # of a split pair: what a token's KV takes on the way
 
 
 def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: int, *, options: Options) -> Prepared:
@@ -83,7 +84,8 @@ def prepare(d: Deployment, schedule: Schedule, mode: str, target: float, seed: i
     pools = tuple(pool_of(d, c, i)._replace(max_seqs=most) for i, c in enumerate(capacities))
     costs = tuple(cost_of(d, prefill=d.split is not None and i == 0) for i in range(len(pools)))
     settings = _settings(d, mode, target, seed, options)._replace(steps=_rows(load, d.engine.token_budget, options))
-    return Prepared(schedule, load, pools, costs, settings, capacities, warmed, shift)
+    each = kv_bytes_per_token(d.model, d.precision.kv, d.layout)[1] if d.split else math.nan
+    return Prepared(schedule, load, pools, costs, settings, capacities, warmed, shift, each)
 
 
 def capacities_of(d: Deployment, request_tokens: float | None = None) -> tuple[Capacity, ...]:

@@ -129,6 +129,7 @@ def _point(p: Point, place: tuple[int, int, int], options: Options) -> tuple[Tab
         "engine_decode_ms": np.where(t.ok, (t.last - t.first) * 1e3, none),
         "engine_ttft_ms": (t.first - t.accepted) * 1e3 - reply_ms(p),
         "engine_e2e_ms": np.where(t.ok, (t.last - t.accepted) * 1e3 - reply_ms(p), none),
+        "engine_handover_ms": p.found.handover_s[w:] * 1e3, "handover_bytes": _handed(p),
         "engine_prefill_tokens": s.prompt_tokens - cached + np.where(np.isnan(cached), 0, p.found.recomputed[w:]),
     }  # fmt: skip
     chunks = None
@@ -145,6 +146,12 @@ def _point(p: Point, place: tuple[int, int, int], options: Options) -> tuple[Tab
            "planned": n, "start_ns": start, "label": p.label,
            "end_ns": int(max(ends.max(initial=start), due.max(initial=start)))}  # fmt: skip
     return Table("requests", cols), chunks, row
+
+
+def _handed(p: Point) -> NDArray[np.float64]:
+    """Bytes of KV that each request's prefill engine handed over; NaN where none were."""
+    moved = ~np.isnan(p.found.handover_s[p.prepared.warmed :])
+    return np.where(moved, np.rint(p.prepared.schedule.prompt_tokens * p.prepared.kv_token_bytes), np.nan)
 
 
 def reply_ms(p: Point) -> float:

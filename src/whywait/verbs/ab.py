@@ -93,6 +93,10 @@ def show(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, plan: trying.Plan, gates: list[Gate]) -> int:
     measure._writable(args.html)
+    if args.vary:
+        from whywait.verbs import vary
+
+        return vary.run(args, plan)
     directory, noise = new_directory(args.out), ""
     if args.aa == "only":
         plan = trying.plan_of_aa(plan)
@@ -157,12 +161,17 @@ def _finish(args: argparse.Namespace, t: trying.Trial, gates: list[Gate], shown:
     if failed := _failed(gates, result):
         raise GateFailed("; ".join(failed))
     if not shown:
-        left_out = {x["pair"] for x in result["excluded"]}
-        bad = [r for r in t.rounds if r["invalid"] and r["pair"] not in left_out]
-        where = ", ".join(f"{r['number'] + 1} ({r['arm']})" for r in bad)
-        measure.raise_invalid([f"in rounds {where}, as in the first of them {bad[0]['invalid'][0]}"] if bad else [])
+        measure.raise_invalid(invalid(t, result))
     false = result["plan"]["same"] and any(c["way"] in ("above", "below") for c in result["claims"])
     return EXIT_UNDECIDED if args.strict and (false or not result["decided"]) else EXIT_OK
+
+
+def invalid(t: trying.Trial, result: dict[str, Any]) -> list[str]:
+    """Why rounds that count are not to be trusted; empty if all are."""
+    left_out = {x["pair"] for x in result["excluded"]}
+    bad = [r for r in t.rounds if r["invalid"] and r["pair"] not in left_out]
+    where = ", ".join(f"{r['number'] + 1} ({r['arm']})" for r in bad)
+    return [f"in rounds {where}, as in the first of them {bad[0]['invalid'][0]}"] if bad else []
 
 
 def _plan(

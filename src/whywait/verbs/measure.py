@@ -104,6 +104,10 @@ def show(args: argparse.Namespace) -> int:
         from whywait.verbs import quality
 
         return quality.show(args)
+    if (Path(args.run_dir) / "vary.json").exists():
+        from whywait.verbs import vary
+
+        return vary.show(args)
     gates = parse_gates(args.fail_if)
     _writable(args.html)
     result = app.show(args.run_dir)
