@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoring_engines import VOCABULARY, deaf, echo, llama, model, served, sglang, tokens_of, vllm
+from tests.scoring_engines import VOCABULARY, deaf, echo, llama, model, served, sglang, tokens_of, vllm
 from whywait.errors import ServiceError, UsageError
 from whywait.load import forced
 from whywait.load.given import Given, built_in, texts_of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,8 +85,9 @@ class Comparison:
     error: WhywaitError | None = None
     interrupted: bool = False
 
+    @functools.cached_property
     def result(self) -> dict[str, Any]:
-        """All there is to say of it: plain JSON values."""
+        """All there is to say of it once it is whole, or as whole as it will be: plain JSON values."""
         ways = {k: a["way"] for k, a in self.arms.items() if a.get("way")}
         kept = {"texts": self.texts, "why": self.why, "ways": ways,
                 "k": min((a["k"] for a in self.arms.values() if a.get("k")), default=None)}  # fmt: skip
@@ -102,7 +104,7 @@ class Comparison:
         }  # fmt: skip
 
     def save(self) -> dict[str, Any]:
-        found: dict[str, Any] = secrets.cleaned(self.result())
+        found: dict[str, Any] = secrets.cleaned(self.result)
         write_json(self.directory / NOTE, found)
         return found
 

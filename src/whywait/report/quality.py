@@ -91,10 +91,12 @@ def task_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def sign_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row of SIGN_HEAD per sign; the length of answers as a geometric mean and a ratio."""
     out = []
+    show: Callable[[float | None], str]
+    moved: Callable[[float | None], str]
     for r in rows:
-        show, moved, name = percent, points, r["name"]
+        name, show, moved = str(r["name"]), percent, points
         if name == FIGURES["length"]:
-            show, moved, name = _tokens, _times, "length of the answers, tokens"
+            name, show, moved = "length of the answers, tokens", _tokens, _times
         out.append([name, str(r["n"]), show(r["a"]), show(r["b"]), moved(r["drop"]),
                     between(r["low"], r["high"], moved), _p(r)])  # fmt: skip
     return out
