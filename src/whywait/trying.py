@@ -66,6 +66,7 @@ class Plan:
     seed: int = 1
     warm: int | None = None
     technique: str = ""
+    changes_answers: bool = False  # so quality is part of the price, and a trial that does not measure it says so
 
     @property
     def same(self) -> bool:
@@ -81,6 +82,7 @@ class Plan:
             "asked": [dataclasses.asdict(a) for a in self.asked], "promise": self.promise, "margin": self.margin,
             "low": self.low, "high": self.high, "exclude": list(self.exclude), "seed": self.seed, "warm": self.warm,
             "technique": self.technique, "workload": o.workload.as_dict(), "slo": dict(o.slo), "model": o.model,
+            **({"changes_answers": True} if self.changes_answers and not self.same else {}),
         }  # fmt: skip
 
 
@@ -103,13 +105,14 @@ class Trial:
     error: WhywaitError | None = None
     interrupted: bool = False
     noise_of: str = ""  # the folder of the A/A trial before it
+    quality: dict[str, Any] | None = None  # what ``whywait quality`` said of the arms afterwards; None: not asked
     salt: str = field(default_factory=lambda: os.urandom(4).hex())  # keeps its prompts apart from other trials'
 
     def result(self) -> dict[str, Any]:
         """All there is to say of it: plain JSON values."""
         head = {"whywait_version": __version__, "kind": "trial", "plan": dict(self.plan), "order": self.order,
                 "partial": bool(self.partial), "partial_reason": self.partial, "aa": self.noise_of,
-                "salt": self.salt}  # fmt: skip
+                "salt": self.salt, "quality": self.quality}  # fmt: skip
         found: dict[str, Any] = {**head, **judged(self.plan, self.rounds), "rounds": self.rounds}
         return found
 
@@ -155,7 +158,7 @@ def load(directory: str | Path) -> Trial:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         return Trial(kept["plan"], Path(directory), kept["rounds"], kept["order"], kept["partial_reason"],
-                     noise_of=kept["aa"], salt=kept["salt"])  # fmt: skip
+                     noise_of=kept["aa"], quality=kept.get("quality"), salt=kept["salt"])  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise UsageError(f"{path} holds no whywait trial: {exc}", "give the folder of whywait ab") from None
 

@@ -61,6 +61,7 @@ METRICS: dict[str, Metric] = {
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
+    "model_bytes": Metric("weights", "bytes", LOWER),
     "memory_bytes": Metric("engine memory", "bytes", LOWER),
     "energy_j_per_request": Metric("energy per request", "J", LOWER),
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
@@ -107,7 +108,8 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     Besides ``METRICS``: ``phases.P`` (mean ms per request), ``causes.P.CAUSE`` (the part of it with that cause, where
     any was named) and ``occupancy.C`` (share of the device's time).
     """
-    own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point)}
+    own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point),
+           "model_bytes": run.manifest.engine.get("model_bytes")}  # fmt: skip
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
     for p in PHASES:
         found = point["phases"].get(p) or {}

@@ -15,13 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from whywait.errors import UsageError
-from whywait.lab.command import plan
+from whywait.lab.command import flag_value, plan
 from whywait.lab.settings import Settings
 
 EMBEDDED = "embedded"
 PORT = "{port}"
 ALIASES: Final[Mapping[str, str]] = {"parallel": "slots", "ctx": "ctx_per_slot", "np": "slots"}
 _KINDS: Final = {f.name: type(f.default) for f in dataclasses.fields(Settings) if f.name not in ("cpus", "extra")}
+#: What says in which numbers an engine keeps weights and KV: settings of the embedded one with their defaults, and
+#: flags of vLLM, SGLang and llama-server.
+_NUMBER_SETTINGS: Final = {f: getattr(Settings(), f) for f in ("weights", "cache_type_k", "cache_type_v")}
+_NUMBER_FLAGS: Final = ("--quantization", "-q", "--dtype", "--kv-cache-dtype", "--cache-type-k", "--cache-type-v",
+                        "-ctk", "-ctv")  # fmt: skip
 _TRUTH: Final[Mapping[str, bool]] = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
@@ -103,6 +108,18 @@ def program_of(command: str) -> str:
     """``vllm``, ``sglang`` … of a command line; '' for what is none of those that recipes are written for."""
     words = {w.rpartition("/")[2].partition(".")[0] for w in shlex.split(command)}
     return next((p for p in ("vllm", "sglang", "llama-server") if p in words), "")
+
+
+def answers_may_differ(a: Arm, b: Arm) -> bool:
+    """Whether the arms keep weights or KV in other numbers, as far as they say: then they may answer otherwise."""
+    return _numbers(a) != _numbers(b)
+
+
+def _numbers(arm: Arm) -> list[object]:
+    if arm.kind == "command":
+        words = shlex.split(arm.text)
+        return [flag_value(words, flag) for flag in _NUMBER_FLAGS]
+    return [arm.settings.get(name, default) for name, default in _NUMBER_SETTINGS.items()]
 
 
 def free_port() -> int:

@@ -67,7 +67,7 @@ def _base(url: str) -> str:
 
 
 def _address(words: Sequence[str]) -> str:
-    host = _value(words, "--host") or _value(words, "--hostname") or ""
+    host = flag_value(words, "--host") or flag_value(words, "--hostname") or ""
     host = "127.0.0.1" if host in _EVERYWHERE else host
     port = _number(words, "--port")
     if port is None:
@@ -85,7 +85,7 @@ def _program(words: Sequence[str]) -> str:
     return name
 
 
-def _value(words: Sequence[str], flag: str) -> str | None:
+def flag_value(words: Sequence[str], flag: str) -> str | None:
     """The last ``--flag VALUE`` or ``--flag=VALUE``; engines take dashes and underscores alike."""
     spellings = {flag, flag.replace("_", "-"), "--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag}
     found = None
@@ -97,5 +97,5 @@ def _value(words: Sequence[str], flag: str) -> str | None:
 
 
 def _number(words: Sequence[str], flag: str) -> int | None:
-    value = _value(words, flag)
+    value = flag_value(words, flag)
     return int(value) if value is not None and value.isdigit() else None

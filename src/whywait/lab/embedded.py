@@ -79,6 +79,8 @@ def common_params(xllamacpp: Any, settings: Settings) -> Any:
     # The server joins folder and file name as text.
     params.slot_save_path = os.path.join(settings.slot_save_path, "") if settings.slot_save_path else ""
     params.warmup = settings.warmup
+    if not settings.mmap:
+        params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
     params.endpoint_metrics = params.endpoint_slots = params.endpoint_props = True
     params.ui = False
     params.fit_params = False  # we said what we want; fitting would load the model twice to say the same

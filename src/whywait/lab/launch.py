@@ -174,7 +174,12 @@ def _terminating_signals_raise() -> Iterator[None]:
 
 def _complete(settings: Settings, say: Say | None) -> Settings:
     """Fill in what was left to us, so that what is written down is what was run."""
-    path = Path(settings.model).expanduser().resolve() if settings.model else models.default_model(say=say)
+    if settings.model:
+        path = Path(settings.model).expanduser().resolve()
+        check_model_file(path)
+        path = models.with_weights(path, settings.weights, say=say) if settings.weights else path
+    else:
+        path = models.default_model(say=say, weights=settings.weights)
     check_model_file(path)
     return replace(
         settings,

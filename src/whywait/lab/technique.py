@@ -41,7 +41,8 @@ class Show:
 @dataclass(frozen=True)
 class Technique:
     """``a`` and ``b``: settings of the embedded engine, or an arm as ``whywait ab`` takes it. ``flags``: program →
-    (flags of A, flags of B). ``says`` is one line; ``cost`` what is to be paid, in words."""
+    (flags of A, flags of B). ``says`` is one line; ``cost`` what is to be paid, in words. ``changes_answers``: B may
+    answer otherwise than A does, so that its quality is part of the price."""
 
     says: str
     a: Mapping[str, Any] | str
@@ -52,6 +53,7 @@ class Technique:
     shows: tuple[Show, ...]
     cost: str
     flags: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    changes_answers: bool = False
 
     def arms(self, engine: str = "embedded", program: str = "") -> tuple[str, str] | None:
         """What ``whywait ab`` takes as --a and --b; None where there is no recipe for that program."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,20 @@ def round_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, out
 
 
+def quality_lines(result: Mapping[str, Any]) -> list[str]:
+    """What is known of the answers, where B may answer otherwise than A; claims of ``whywait quality``, or that nobody
+    asked, and what would."""
+    plan, found = result["plan"], result.get("quality")
+    if found:
+        claims = [f"{c['claim']}: {c['state']}" for c in found["claims"]]
+        return [f"Quality of the answers: {found['headline']}", *claims, f"kept in {found['directory']}"]
+    if not plan.get("changes_answers"):
+        return []
+    return ["Quality of the answers was NOT measured, and B may answer otherwise than A.",
+            f"to measure it: whywait quality {shlex.quote(plan['a'])} {shlex.quote(plan['b'])}  "
+            "(or the same trial with --quality)"]  # fmt: skip
+
+
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What is to be known of the figures as a whole, a line each."""
     out = []
@@ -120,6 +135,8 @@ def print_trial(result: Mapping[str, Any], directory: str, out: Console | None =
     out.print(Text(f"  A: {plan['a']}\n  B: {plan['b']}", style="dim"))
     for c in result["claims"]:
         _claim(out, c)
+    for i, line in enumerate(quality_lines(result)):
+        out.print(Text(f"\n{line}" if not i else f"  {line}", style="" if i else "bold"))
     for load in result["effects"]:
         _table(
             out,

@@ -11,7 +11,16 @@ from whywait.judge.paired import said
 from whywait.report import svg
 from whywait.report.html import HEAD, STATES
 from whywait.report.svg import Html, Plot, cat, clip, figure, flat, table, tag
-from whywait.report.trial import EFFECT_HEAD, WAIT_HEAD, effect_rows, notes, round_rows, told, wait_rows
+from whywait.report.trial import (
+    EFFECT_HEAD,
+    WAIT_HEAD,
+    effect_rows,
+    notes,
+    quality_lines,
+    round_rows,
+    told,
+    wait_rows,
+)
 
 LOOKS = {"holds": "fails", "fails": "holds", "undecided": "undecided"}  # the report's alarm is a cause that holds
 KINDS = {"price": "expected price", "promise": "promise", "metric": "claim"}
@@ -22,6 +31,8 @@ _ROW = 24
 def render(result: Mapping[str, Any]) -> str:
     """The page of ``trying.Trial.result()``."""
     parts = [("claims", "Claims", tag("div", cat(map(_card, result["claims"])), class_="grid two"))]
+    if lines := quality_lines(result):
+        parts.append(("quality", "Quality of the answers", cat(tag("p", line) for line in lines)))
     for i, load in enumerate(result["effects"]):
         found = told(result, load)
         name = f"Effects at {load}" if load else "Effects"

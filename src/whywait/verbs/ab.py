@@ -19,7 +19,7 @@ from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed
 from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
-from whywait.lab.arms import EMBEDDED, Arm, arm_of, program_of
+from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of
 from whywait.lab.technique import Technique
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
@@ -49,7 +49,7 @@ def ab(args: argparse.Namespace) -> int:
     if args.promise:
         promise_of(args.promise)
     plan = _plan(args, (a, b), options, ((load,), asked, args.promise))
-    return _run(args, plan, gates)
+    return _run(args, dataclasses.replace(plan, changes_answers=answers_may_differ(a, b)), gates)
 
 
 def try_technique(args: argparse.Namespace) -> int:
@@ -69,7 +69,8 @@ def try_technique(args: argparse.Namespace) -> int:
     loads = tuple(app.Load(p.mode, float(p.target), p.requests, label=p.label or None) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
     plan = _plan(args, (arm_of(texts[0]), arm_of(texts[1])), options, (loads, asked, found.promise))
-    return _run(args, dataclasses.replace(plan, technique=args.technique), gates)
+    plan = dataclasses.replace(plan, technique=args.technique, changes_answers=found.changes_answers)
+    return _run(args, plan, gates)
 
 
 def show(args: argparse.Namespace) -> int:
@@ -258,6 +259,7 @@ def _as_dict(t: Technique) -> dict[str, Any]:
         "says": t.says,
         "promise": t.promise,
         "cost": t.cost,
+        "changes_answers": t.changes_answers,
         "a": a,
         "b": b,
         "shows": shows,
