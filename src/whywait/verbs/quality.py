@@ -19,6 +19,7 @@ from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.lab.arms import EMBEDDED, arm_of
 from whywait.load.cases import EACH, cases_of
 from whywait.load.given import texts_of
+from whywait.load.lmeval import suites_of
 from whywait.report import quality_html
 from whywait.report.quality import print_quality
 from whywait.session import new_directory, stderr
@@ -96,10 +97,16 @@ def _plan(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Plan:
     most = args.positions or MOST_TEXTS
     texts = [] if args.only == "tasks" else texts_of(args.text, args.context, min(most, MOST_TEXTS))
     each = args.cases or (EACH_EMBEDDED if EMBEDDED in (plan.a.kind, plan.b.kind) else EACH)
-    cases = [] if args.only == "agreement" else cases_of(args.tasks, plan.options.seed, each)
+    tasks = args.tasks or ("" if args.suite else "all")
+    cases = [] if not tasks or args.only == "agreement" else cases_of(tasks, plan.options.seed, each)
+    suites = None
+    if args.suite and args.only != "agreement":
+        more = {"limit": args.cases or 0, "include": args.suite_path, "at_once": args.at_once}
+        suites = suites_of(args.suite, timeout_s=plan.options.workload.timeout_s, **more)
     return dataclasses.replace(
-        plan, texts=tuple(texts), cases=tuple(cases), tasks=args.tasks if cases else "", positions=args.positions,
-        context=args.context, top=args.top, margins=margins, at_once=args.at_once, keep_text=args.keep_text,
+        plan, suites=suites, texts=tuple(texts), cases=tuple(cases), tasks=tasks if cases else "",
+        positions=args.positions, context=args.context, top=args.top, margins=margins, at_once=args.at_once,
+        keep_text=args.keep_text,
     )  # fmt: skip
 
 
