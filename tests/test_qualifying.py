@@ -227,3 +227,29 @@ def test_a_foreign_service_needs_a_word(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_wrong_words_are_said_before_anything_is_started(argv: list[str]) -> None:
     assert main(["quality", *argv]) == 2
+
+
+def test_documents_of_a_suite_are_paired_by_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval itself is another test's; here its samples: those of one arm alone and those without a score are out."""
+    from whywait.core.tasks import Answered
+    from whywait.load import lmeval
+
+    arms = iter([{f"k{i}": 1.0 for i in range(30)}, {f"k{i}": float(i % 2) for i in range(1, 40)} | {"k29": None}])
+
+    def run(_target: Any, suites: Any, directory: Path) -> list[lmeval.Sample]:
+        (directory / "text").write_text(SECRET)
+        found = next(arms)
+        return [lmeval.Sample(suites.names[0], k, v, "acc", Answered(k, "x", outcome="ok")) for k, v in found.items()]
+
+    monkeypatch.setattr(lmeval, "run", run)
+    monkeypatch.setattr(lmeval, "program", lambda: ["lm_eval"])
+    out = tmp_path / "q"
+    with served(service(), "vllm") as (a, _), served(service(), "vllm") as (b, _):
+        argv = ["quality", a.endpoint.url, b.endpoint.url, "--suite", "sums", "--only", "tasks", "--out", str(out)]
+        assert main(argv) == 0
+    found = kept(out)
+    assert found["plan"]["suites"] == ["sums"]
+    assert found["plan"]["cases"] == 0
+    (row,) = [r for r in found["tasks"]["accuracy"] if r["name"] == "accuracy"]
+    assert (row["n"], row["a"], row["worse"]) == (28, 1.0, 14)
+    assert {p.name for p in out.iterdir()} == {"quality.json", "report.html"}
