@@ -88,9 +88,12 @@ class Comparison:
     error: WhywaitError | None = None
     interrupted: bool = False
 
-    @functools.cached_property
     def result(self) -> dict[str, Any]:
         """All there is to say of it once it is whole, or as whole as it will be: plain JSON values."""
+        return self._result
+
+    @functools.cached_property
+    def _result(self) -> dict[str, Any]:
         ways = {k: a["way"] for k, a in self.arms.items() if a.get("way")}
         kept = {"texts": self.texts, "why": self.why, "ways": ways,
                 "k": min((a["k"] for a in self.arms.values() if a.get("k")), default=None)}  # fmt: skip
@@ -107,7 +110,7 @@ class Comparison:
         }  # fmt: skip
 
     def save(self) -> dict[str, Any]:
-        found: dict[str, Any] = secrets.cleaned(self.result)
+        found: dict[str, Any] = secrets.cleaned(self.result())
         write_json(self.directory / NOTE, found)
         return found
 

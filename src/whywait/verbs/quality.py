@@ -54,7 +54,7 @@ def show(args: argparse.Namespace) -> int:
     measure._writable(args.html)
     c = qualifying.load(args.run_dir)
     if args.html:
-        _page(c.result, Path(args.html))
+        _page(c.result(), Path(args.html))
     return _finish(args, c, gates)
 
 
@@ -63,12 +63,12 @@ def _done(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate])
     try:
         return _finish(args, c, gates)
     finally:
-        _page(c.result, page)
+        _page(c.result(), page)
         stderr(f"report: {page}")
 
 
 def _finish(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate]) -> int:
-    result = c.result
+    result = c.result()
     if args.json:
         json.dump({**result, "run": str(c.directory)}, sys.stdout, indent=2, allow_nan=False)
         print()
