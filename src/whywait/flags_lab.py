@@ -45,6 +45,8 @@ def _both(p: argparse.ArgumentParser) -> None:
                    help="A against itself: what a trial finds there is noise (first: then A against B)")  # fmt: skip
     g.add_argument("--warm-up", type=int, metavar="N", help="requests before each round, in no figure (default: width)")
     g.add_argument("--html", metavar="FILE", help="where the page goes (default: report.html in the folder)")
+    g.add_argument("--quality", nargs="?", const="all", choices=["all", "agreement", "tasks"],
+                   help="afterwards: do both arms answer alike, as whywait quality tells")  # fmt: skip
 
 
 def quality(p: argparse.ArgumentParser) -> None:

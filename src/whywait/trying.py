@@ -26,7 +26,7 @@ from whywait.core.secrets import cleaned
 from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
 from whywait.judge.paired import MARGIN, Asked
 from whywait.judge.trial import judged
-from whywait.lab.arms import EMBEDDED, Arm, command_of
+from whywait.lab.arms import EMBEDDED, Arm, command_of, roomy
 from whywait.lab.cpus import cpu_split
 from whywait.lab.faults import calibration_ms
 from whywait.lab.settings import Settings
@@ -82,7 +82,7 @@ class Plan:
             "asked": [dataclasses.asdict(a) for a in self.asked], "promise": self.promise, "margin": self.margin,
             "low": self.low, "high": self.high, "exclude": list(self.exclude), "seed": self.seed, "warm": self.warm,
             "technique": self.technique, "workload": o.workload.as_dict(), "slo": dict(o.slo), "model": o.model,
-            **({"changes_answers": True} if self.changes_answers and not self.same else {}),
+            **({"quality_arms": [roomy(a).text for a in (self.a, self.b)]} if self.changes_answers else {}),
         }  # fmt: skip
 
 
@@ -301,7 +301,8 @@ def _quiet(_line: str) -> None:
 def plan_of_aa(plan: Plan, arm: str = "a") -> Plan:
     """The A/A trial of a plan: the same in all but the second arm. It shows what two rounds of the same differ by."""
     one = plan.a if arm == "a" else plan.b
-    return dataclasses.replace(plan, a=one, b=one, promise="", asked=_metrics_only(plan.asked))
+    return dataclasses.replace(plan, a=one, b=one, promise="", asked=_metrics_only(plan.asked),
+                               changes_answers=False)  # fmt: skip
 
 
 def _metrics_only(asked: Sequence[Asked]) -> tuple[Asked, ...]:

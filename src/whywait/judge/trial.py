@@ -97,10 +97,15 @@ def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
 
 
 def surely_worse(result: Mapping[str, Any]) -> list[str]:
-    """The claims whose figure surely became worse, in words; not what was named as the price."""
+    """The claims whose figure surely became worse, in words, quality where it was measured among them; not what was
+    named as the price."""
     found = [c for c in result["claims"] if c["kind"] == "metric"]
     named = [Claim(**{**c, "evidence": tuple(c["evidence"]), "against": tuple(c["against"])}) for c in found]
-    return [f"{c.metric} {paired.said(c.value, c.scale, c.unit)}" for c in named if paired.worse(c)]
+    quality = (result.get("quality") or {}).get("claims") or ()
+    return [
+        *(f"{c.metric} {paired.said(c.value, c.scale, c.unit)}" for c in named if paired.worse(c)),
+        *(f"quality of the answers (not so: {c['claim']})" for c in quality if c["state"] == "fails"),
+    ]
 
 
 def _pairs(
@@ -177,7 +182,7 @@ def _doubts(
     found += _of_runs(rounds)
     by_arm = {arm: {_name(r["engine"].get("model")) for r in rounds if r["arm"] == arm} for arm in "AB"}
     # Where other numbers are what is tried, names differ with them.
-    if len(by_arm["A"] | by_arm["B"]) > 1 and rounds and not plan.get("changes_answers"):
+    if len(by_arm["A"] | by_arm["B"]) > 1 and rounds and not plan.get("quality_arms"):
         found.append(_doubt("the arms serve models of different names", " and ".join(sorted(by_arm["A"] | by_arm["B"])),
                             "sure that this is the comparison you want?"))  # fmt: skip
     return found

@@ -115,6 +115,15 @@ def answers_may_differ(a: Arm, b: Arm) -> bool:
     return _numbers(a) != _numbers(b)
 
 
+def roomy(arm: Arm) -> Arm:
+    """The same arm with a context that tasks of some length fit in, where it is ours to choose."""
+    if arm.kind != EMBEDDED:
+        return arm
+    room = max(Settings().ctx_per_slot, arm.settings.get("ctx_per_slot", 0))
+    settings = {**arm.settings, "ctx_per_slot": room}
+    return Arm(embedded_text(settings), EMBEDDED, settings)
+
+
 def _numbers(arm: Arm) -> list[object]:
     if arm.kind == "command":
         words = shlex.split(arm.text)

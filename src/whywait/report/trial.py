@@ -96,11 +96,11 @@ def quality_lines(result: Mapping[str, Any]) -> list[str]:
     if found:
         claims = [f"{c['claim']}: {c['state']}" for c in found["claims"]]
         return [f"Quality of the answers: {found['headline']}", *claims, f"kept in {found['directory']}"]
-    if not plan.get("changes_answers"):
+    if not plan.get("quality_arms"):
         return []
+    command = f"whywait quality {' '.join(map(shlex.quote, plan['quality_arms']))}"
     return ["Quality of the answers was NOT measured, and B may answer otherwise than A.",
-            f"to measure it: whywait quality {shlex.quote(plan['a'])} {shlex.quote(plan['b'])}  "
-            "(or the same trial with --quality)"]  # fmt: skip
+            f"to measure it: {command}  (after the next trial by itself: --quality)"]  # fmt: skip
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:

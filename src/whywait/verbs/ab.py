@@ -15,11 +15,11 @@ from rich.markup import escape
 
 from whywait import app, trying
 from whywait.core.secrets import clean
-from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
+from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError, WhywaitError
 from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
-from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of
+from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of, roomy
 from whywait.lab.technique import Technique
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
@@ -27,7 +27,7 @@ from whywait.report import live, trial_html
 from whywait.report.text import console
 from whywait.report.trial import print_trial
 from whywait.session import new_directory, stderr
-from whywait.verbs import measure, reading
+from whywait.verbs import measure, quality, reading
 
 WORSE = "worse"
 EXAMPLE = "such as 'worse' or 'output_tokens_per_s.ratio_high<1'; docs/ab.md has all"
@@ -48,6 +48,7 @@ def ab(args: argparse.Namespace) -> int:
     asked = tuple(map(asked_of, args.metric)) or _usual(load, options)
     if args.promise:
         promise_of(args.promise)
+    _may_ask_quality(args, a == b)
     plan = _plan(args, (a, b), options, ((load,), asked, args.promise))
     return _run(args, dataclasses.replace(plan, changes_answers=answers_may_differ(a, b)), gates)
 
@@ -60,6 +61,7 @@ def try_technique(args: argparse.Namespace) -> int:
         what = f"there is no technique {args.technique!r}" if args.technique else "which technique?"
         raise UsageError(what, f"one of {', '.join(TECHNIQUES)}; whywait try --list tells of each")
     gates = _gates(args.fail_if)
+    _may_ask_quality(args, False)
     texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
     if texts is None:
         known = ", ".join(found.flags) or "none"
@@ -100,7 +102,30 @@ def _run(args: argparse.Namespace, plan: trying.Plan, gates: list[Gate]) -> int:
         stderr("how much do two rounds of the same differ here? the same command with --aa tells (--aa first: before)")
     t = trying.trial(plan, directory, watch=live.watcher(), noise_of=noise)
     live.done()
+    if args.quality and not t.interrupted and t.error is None:
+        _quality(args, plan, t)
     return _done(args, t, gates)
+
+
+def _quality(args: argparse.Namespace, plan: trying.Plan, t: trying.Trial) -> None:
+    """Hold the arms' answers against each other and keep what is said beside the trial's claims. What fails here takes
+    nothing from the trial."""
+    stderr("the rounds are done; now what the arms answer")
+    try:
+        c = quality.beside(roomy(plan.a), roomy(plan.b), plan.options, t.directory / "quality", args.quality)
+    except WhywaitError as exc:
+        t.error = exc
+        return
+    found = c.result()
+    t.quality = {**{k: found[k] for k in ("headline", "claims", "partial", "partial_reason")},
+                 "directory": str(c.directory)}  # fmt: skip
+    t.interrupted, t.error = c.interrupted, c.error
+    t.save()
+
+
+def _may_ask_quality(args: argparse.Namespace, same: bool) -> None:
+    if args.quality and (same or args.aa == "only"):
+        raise UsageError("--quality compares two arms", "of one against itself: whywait quality A --aa")
 
 
 def _done(args: argparse.Namespace, t: trying.Trial, gates: list[Gate]) -> int:

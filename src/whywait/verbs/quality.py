@@ -16,7 +16,7 @@ from whywait.core.secrets import clean
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
 from whywait.judge.agreed import gate
 from whywait.judge.gates import OPS, Gate, parse_gates
-from whywait.lab.arms import EMBEDDED, arm_of
+from whywait.lab.arms import EMBEDDED, Arm, arm_of
 from whywait.load.cases import EACH, cases_of
 from whywait.load.given import texts_of
 from whywait.load.lmeval import suites_of
@@ -29,6 +29,10 @@ WORSE = "worse"
 EXAMPLE = "such as 'worse', 'accuracy.drop_high>2' or 'agreement.kl_mean>0.1'; docs/quality.md has all"
 MOST_TEXTS = 400
 EACH_EMBEDDED = 6  # cases of a category where an arm is the embedded engine: it answers some ten tokens a second
+
+#: The flags that say what is asked, as they are by default.
+USUAL = {"text": [], "positions": None, "context": 512, "top": 50, "tasks": "all", "cases": None, "at_once": 4,
+         "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0}  # fmt: skip
 
 
 def quality(args: argparse.Namespace) -> int:
@@ -46,6 +50,22 @@ def quality(args: argparse.Namespace) -> int:
         stderr("how much do two runs of the same differ here? the same command with --aa in place of B tells")
     c = qualifying.qualify(plan, new_directory(args.out))
     return _done(args, c, gates)
+
+
+def beside(a: Arm, b: Arm, options: app.Options, directory: Path, part: str) -> qualifying.Comparison:
+    """What ``whywait quality A B`` does by default, for a trial that has just compared their speed. ``part``: all,
+    agreement or tasks.
+
+    Raises:
+        WhywaitError: before anything could be compared.
+    """
+    args = argparse.Namespace(**USUAL, only=None if part == "all" else part)
+    asking = dataclasses.replace(options, workload=Workload(timeout_s=options.workload.timeout_s), out=str(directory))
+    plan = _plan(args, qualifying.Plan(a, b, asking))
+    stderr(qualifying.ceiling(plan))
+    c = qualifying.qualify(plan, directory)
+    _page(c.result(), directory / "report.html")
+    return c
 
 
 def show(args: argparse.Namespace) -> int:
