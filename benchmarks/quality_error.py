@@ -1,7 +1,7 @@
-"""The error and the power of ``whywait quality``'s tasks, on simulated answers: ``python benchmarks/quality_error.py``.
+"""The error and the power of the tasks of ``whywait quality``, simulated: ``python benchmarks/quality_error.py``.
 
-Prints the tables of docs/quality-tasks.md: how often two arms that do not differ give a finding of any kind (overall, in
-a category, in a sign of degeneration, or "not inferior" that fails), how often the interval holds the truth, and how
+Prints the tables of docs/quality-tasks.md: how often two arms that do not differ give a finding of any kind (overall,
+in a category, in a sign of degeneration, or "not inferior" that fails), how often the interval holds the truth, and how
 often a true loss is found.
 """
 
@@ -39,7 +39,8 @@ def main() -> int:
     ]
     print(f"{args.repeats:,} comparisons a row of arms that do not differ\n")
     print(
-        "| cases | finds something | with signs | overall interval holds 0 | all intervals hold 0 |\n|---|---|---|---|---|"
+    print("| cases | finds something | with signs | overall interval holds 0 | all intervals hold 0 |")
+    print("|---|---|---|---|---|")
     )
     worst = 0.0
     for name, world in worlds:

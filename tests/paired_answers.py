@@ -1,4 +1,4 @@
-"""Simulated answers of two arms: difficulty by case, noise by answer, several categories. For the test and the benchmark.
+"""Simulated answers of two arms: difficulty by case, noise by answer, several categories. For test and benchmark.
 
 Each case has a probability to be answered right; an arm draws anew from it, as a service does whose batches, kernels or
 sampling differ from run to run. ``steady``: the share of cases that always come out alike (temperature 0).

@@ -32,8 +32,8 @@ def case(prompt: str = "What is it, please?", **more: Any) -> Case:
     return Case("c", "x", (("user", prompt),), Grader(**{"kind": "exact", "answers": ("x",), **more}))
 
 
-def said(text: str, **more: Any) -> Answered:
-    return Answered("c", **{"text": text, "outcome": "ok", "finish_reason": "stop", "output_tokens": 5, **more})
+def said(text: str, output_tokens: int = 5, **more: Any) -> Answered:
+    return Answered("c", text, **{"outcome": "ok", "finish_reason": "stop", "output_tokens": output_tokens, **more})
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,9 @@ def test_loop_share_is_the_share_that_was_put_in() -> None:
 def test_repetition_and_compression_order_texts() -> None:
     assert repeated_share("so it is") is None
     assert compression("short") is None
-    assert repeated_share("on and on and " * 20) > 0.9 > 0.3 > repeated_share(PROSE)
-    assert compression("on and on and " * 40) < 0.1 < 0.3 < compression(PROSE)
+    assert repeated_share("on and on and " * 20) > 0.9
+    assert repeated_share(PROSE) < 0.3 < compression(PROSE)
+    assert compression("on and on and " * 40) < 0.1
 
 
 def test_a_thought_that_never_ends() -> None:
@@ -109,6 +110,7 @@ def test_each_answer_has_every_sign_or_none() -> None:
     assert signs(case(), said("a\ufffdb"))["broken"] == 1.0
     assert signs(case(), said("so", finish_reason="length"))["cut"] == 1.0
     assert set(signs(case(), said("x", outcome="timeout")).values()) == {None}
+    assert set(signs(case(), said("", generated=False)).values()) == {None}
 
 
 def rows(n: int, looping: int, longer: float) -> list[dict[str, Any]]:
@@ -120,9 +122,9 @@ def rows(n: int, looping: int, longer: float) -> list[dict[str, Any]]:
         tokens = rng.randint(30, 80)
         a, b = " ".join(words), "on and on " * 30 if i < looping else " ".join(words)
         out.append({"id": str(i), "category": "x" if i % 2 else "y", "level": i % 3, "group": "",
-                    "a": {"right": True, "why": "", "outcome": "ok", "signs": signs(case(), said(a, output_tokens=tokens))},
+                    "a": {"right": True, "why": "", "outcome": "ok", "signs": signs(case(), said(a, tokens))},
                     "b": {"right": i >= looping, "why": "another text", "outcome": "ok",
-                          "signs": signs(case(), said(b, output_tokens=max(1, round(tokens * longer))))}})  # fmt: skip
+                          "signs": signs(case(), said(b, max(1, round(tokens * longer))))}})  # fmt: skip
     return out
 
 

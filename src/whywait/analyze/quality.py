@@ -4,8 +4,8 @@ A case gives one pair (a, b), usually 0 or 1 each. What is common to both arms (
 
 *Test* of no difference. Of 0/1 pairs of single cases: McNemar's, exact, with the mid-p value (Fagerland, Lydersen &
 Laake, *BMC Med. Res. Methodol.* 13 (2013): it keeps the level where the plain exact test gives power away). Of other
-figures, or of cases in groups: the paired permutation test that swaps the arms of whole groups (4,000 draws, mid-p), of
-which McNemar's is the special case.
+figures, or of cases in groups: the paired permutation test that swaps the arms of whole groups (4,000 draws, mid-p),
+of which McNemar's is the special case.
 
 *Interval* at 95 %: the wider of two. (1) Wald's with one further pair put on either side: Bonett & Price, *Br. J. Math.
 Stat. Psychol.* 65 (2012), recommended by Fagerland, Lydersen & Laake, *Stat. Med.* 33 (2014); for groups the same with
