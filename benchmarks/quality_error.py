@@ -38,10 +38,8 @@ def main() -> int:
         ("200, groups of 10", replace(base, groups=10)),
     ]
     print(f"{args.repeats:,} comparisons a row of arms that do not differ\n")
-    print(
     print("| cases | finds something | with signs | overall interval holds 0 | all intervals hold 0 |")
     print("|---|---|---|---|---|")
-    )
     worst = 0.0
     for name, world in worlds:
         found = [judged(world, args.seed + i) for i in range(args.repeats)]
