@@ -102,6 +102,13 @@ def test_positions_by_hand() -> None:
         ag.positions(a, text_of([(8, ln(0.5), {1: 0.0})]))
 
 
+def test_a_tie_is_no_disagreement() -> None:
+    """In 16 bits two logits are often equal, and which comes first says nothing."""
+    a = text_of([(8, None, {1: ln(0.4), 2: ln(0.4) - 1e-6}), (9, None, {1: ln(0.4), 2: ln(0.39)})])
+    b = text_of([(8, None, {2: ln(0.4), 1: ln(0.4) - 1e-6}), (9, None, {2: ln(0.4), 1: ln(0.39)})])
+    assert ag.positions(a, b)["same"] == [1.0, 0.0]
+
+
 def test_nothing_gives_nothing() -> None:
     found = ag.figures([])
     assert found["positions"] == 0

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +193,34 @@ def test_ctrl_c_keeps_what_both_were_asked(tmp_path: Path, monkeypatch: pytest.M
         assert main(["quality", a.endpoint.url, "--aa", "--only", "agreement", *FEW, "--out", str(out)]) == 130
     found = kept(out)
     assert (found["partial_reason"], found["agreement"]["figures"]["texts"]) == ("interrupted", 9)
+
+
+def test_a_process_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
+    """SIGTERM in the middle of B: a folder labelled PARTIAL, and the exit code of an interruption."""
+    seen = threading.Event()
+    good, calls = vllm(most=60), {"n": 0}
+
+    def slow(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        calls["n"] += 1
+        if calls["n"] > 30:
+            seen.set()
+            time.sleep(0.2)
+        return good(path, body)
+
+    out = tmp_path / "q"
+    with served(service(), "vllm") as (a, _), served(service(scores=slow), "vllm") as (b, _):
+        argv = ["quality", a.endpoint.url, b.endpoint.url, "--only", "agreement", *FEW, "--out", str(out)]
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1] / "src")}
+        child = subprocess.Popen([sys.executable, "-m", "whywait", *argv], env=env, stdout=subprocess.DEVNULL)
+        try:
+            assert seen.wait(60)
+            child.terminate()
+            assert child.wait(60) == 130
+        finally:
+            child.kill()
+    found = kept(out)
+    assert found["partial_reason"] == "interrupted"
+    assert 0 < found["agreement"]["figures"]["texts"] < 25
 
 
 def test_two_engines_of_one_tokenizer_are_compared(tmp_path: Path) -> None:

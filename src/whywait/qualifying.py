@@ -10,9 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import json
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from whywait import __version__, tasking
@@ -126,10 +129,11 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     _allowed(plan)
     c, sides = Comparison(plan.as_dict(), directory), {"A": _Side(), "B": _Side()}
     try:
-        for name, arm in (("A", plan.a), ("B", plan.b)):
-            say(f"arm {name}: {arm.text}")
-            with _started(arm, name, say) as engine:
-                _ask(plan, c, sides, (name, arm, engine), say)
+        with _told_to_end():
+            for name, arm in (("A", plan.a), ("B", plan.b)):
+                say(f"arm {name}: {arm.text}")
+                with _started(arm, name, say) as engine:
+                    _ask(plan, c, sides, (name, arm, engine), say)
         c.partial = ""
     except KeyboardInterrupt:
         c.interrupted, c.partial = True, "interrupted"
@@ -143,6 +147,23 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     if plan.keep_text:
         tasking.keep_texts(directory / ANSWERS, plan.cases, {k: s.answers for k, s in sides.items()})
     return c
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: what was measured is kept. A handler that somebody else has set stays theirs."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def load(directory: str | Path) -> Comparison:

@@ -84,7 +84,8 @@ def task_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     for r in rows:
         name = r["name"].partition(": ")[2] or "all"
         out.append([name, str(r["n"]), percent(r["a"]), percent(r["b"]), points(r["drop"]),
-                    between(r["low"], r["high"], points), f"{r['worse']} / {r['better']}", r["state"], _p(r)])  # fmt: skip
+                    between(r["low"], r["high"], points), f"{r['worse']} / {r['better']}", r["state"],
+                    _p(r)])  # fmt: skip
     return out
 
 
