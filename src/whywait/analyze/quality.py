@@ -121,12 +121,13 @@ def paired(name: str, a: Array, b: Array, groups: Sequence[str] = (), *, rule: R
         rng = np.random.default_rng(seed)
         p, (low, high) = swap_p(sums, rng), interval(sums, sizes, (level, share), rng)
     drop = float(d.mean())
+    bounds = [v if math.isfinite(v) else None for v in (low, high)]
     state = "" if math.isnan(margin) else "holds" if low > -margin else "fails" if high < -margin else "undecided"
     moved = float(((sums - drop * sizes) ** 2).sum() / n)  # the variance of a case, its group's design effect in it
     smooth = (float((sums**2).sum()) + 2 * (n / g) ** 2) / (n + 2 * n / g)
     needed = cases_needed(drop, max(moved, 0.0), margin, level) if state == "undecided" and n > 1 else None
     return replace(
-        empty, a=float(a.mean()), b=float(b.mean()), drop=drop, low=low, high=high, worse=worse, better=better, p=p,
+        empty, a=float(a.mean()), b=float(b.mean()), drop=drop, low=bounds[0], high=bounds[1], worse=worse, better=better, p=p,
         state=state, needed=needed, least=least_drop(n, smooth) if share else None, test=TESTS[binary and share],
     )  # fmt: skip
 
