@@ -108,7 +108,10 @@ def ways(result: Mapping[str, Any]) -> list[str]:
     found = result["agreement"]
     if found["why"]:
         return [f"no agreement of distributions: {found['why']}"]
-    return [f"{arm}: {says}" for arm, says in found["ways"].items()]
+    told = found["ways"]
+    if len(told) > 1 and len(set(told.values())) == 1:
+        return [f"distributions of both by {next(iter(told.values()))}"]
+    return [f"distributions of {arm} by {says}" for arm, says in told.items()]
 
 
 def print_quality(result: Mapping[str, Any], directory: str, out: Console | None = None) -> None:
