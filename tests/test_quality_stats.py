@@ -141,6 +141,13 @@ def test_so_many_cases_do_decide_in_four_of_five_trials(drop: float, discordant:
     assert 0.68 < decided < 0.92
 
 
+def test_few_cases_that_agree_promise_no_quick_end() -> None:
+    assert pair(0, 0, 4).needed > 2000
+    assert 137 < pair(0, 0, 100).needed < 400  # from 137 on the interval itself is narrow enough
+    assert pair(0, 0, 135).state == "undecided"
+    assert pair(0, 0, 139).state == "holds"
+
+
 def test_what_can_not_be_decided_is_promised_no_number() -> None:
     assert cases_needed(-0.02, 0.1, 0.02) is None
     assert cases_needed(0.0, 0.1, 0.02) < cases_needed(-0.01, 0.1, 0.02)

@@ -123,12 +123,16 @@ def paired(name: str, a: Array, b: Array, groups: Sequence[str] = (), *, rule: R
     drop = float(d.mean())
     bounds = [v if math.isfinite(v) else None for v in (low, high)]
     state = "" if math.isnan(margin) else "holds" if low > -margin else "fails" if high < -margin else "undecided"
-    moved = float(((sums - drop * sizes) ** 2).sum() / n)  # the variance of a case, its group's design effect in it
-    smooth = (float((sums**2).sum()) + 2 * (n / g) ** 2) / (n + 2 * n / g)
-    needed = cases_needed(drop, max(moved, 0.0), margin, level) if state == "undecided" and n > 1 else None
+    size = n / g
+    # With one pair more that differs (Laplace): few cases that agree do not mean that none ever differs.
+    variance = (float(((sums - drop * sizes) ** 2).sum()) + size**2) / (n + size)
+    needed = cases_needed(drop, variance, margin, level) if state == "undecided" else None
+    needed = needed and max(needed, n + 1)
+    discordant = (float((sums**2).sum()) + size**2) / (n + size)
     return replace(
-        empty, a=float(a.mean()), b=float(b.mean()), drop=drop, low=bounds[0], high=bounds[1], worse=worse, better=better, p=p,
-        state=state, needed=needed, least=least_drop(n, smooth) if share else None, test=TESTS[binary and share],
+        empty, a=float(a.mean()), b=float(b.mean()), drop=drop, low=bounds[0], high=bounds[1], worse=worse,
+        better=better, p=p, state=state, needed=needed,
+        least=least_drop(n, discordant) if share else None, test=TESTS[binary and share],
     )  # fmt: skip
 
 
