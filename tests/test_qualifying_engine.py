@@ -1,4 +1,4 @@
-"""``whywait quality`` on the embedded engine: a KV cache of fewer bits moves the distributions, a second run does not."""
+"""``whywait quality`` on the embedded engine: a KV cache of fewer bits moves distributions, a second run does not."""
 
 from __future__ import annotations
 
