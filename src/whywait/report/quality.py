@@ -34,7 +34,7 @@ def nats(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    return "–" if value is None else f"×{value:.4f}"
+    return "–" if value is None else f"×{value:.4f}" if value < 10 else f"×{value:,.0f}"
 
 
 #: How the figure of a claim is written.
@@ -73,7 +73,7 @@ def kind_rows(kinds: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [
         [kind, str(f["texts"]), str(f["positions"]), percent(f["top1"]), nats(f["kl_mean"]), plain(f["perplexity_a"]),
          plain(f["perplexity_b"]), ratio(f["perplexity_ratio"]),
-         between(f["perplexity_ratio_low"], f["perplexity_ratio_high"], lambda v: "–" if v is None else f"×{v:.2f}")]
+         between(f["perplexity_ratio_low"], f["perplexity_ratio_high"], lambda v: "–" if v is None else f"×{v:.3g}")]
         for kind, f in kinds.items()
     ]  # fmt: skip
 
