@@ -30,7 +30,7 @@ MOST_TEXTS = 400
 EACH_EMBEDDED = 6  # cases of a category where an arm is the embedded engine: it answers some ten tokens a second
 
 #: The flags that say what is asked, as they are by default.
-USUAL = {"text": [], "positions": None, "context": 512, "top": 50, "tasks": "all", "cases": None, "at_once": 4,
+USUAL: dict[str, Any] = {"text": [], "positions": None, "context": 512, "top": 50, "tasks": "all", "cases": None, "at_once": 4,
          "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0}  # fmt: skip
 
 
