@@ -36,6 +36,7 @@ FIRST = 8  # tokens at the start of a text that are only context: there every mo
 BIAS = 100.0  # on the true token's logit: more than any difference between two
 LONGER = 1000  # tokens of the list in which a true token is looked for that cannot be biased to
 FEWER = (20, 5, 1)  # lists that services allow when they refuse longer ones
+PATIENCE_S = 5.0
 WIDTH = 4  # requests at once where the engine does not say how many it works on
 _TRIAL = "The quick brown fox jumps over the lazy dog."
 
@@ -139,7 +140,8 @@ def score(
                     yield i, found
     finally:
         stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        wait(running, timeout=PATIENCE_S)  # for the requests that are under way; a service that hangs does not hold us
 
 
 def places(tokens: int, each: int) -> list[int]:
