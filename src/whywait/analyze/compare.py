@@ -60,6 +60,7 @@ METRICS: dict[str, Metric] = {
     "e2e_ms.mean": Metric("end to end mean", "ms", LOWER),
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
+    "kv_tokens": Metric("KV space", "tokens", HIGHER),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
     "model_bytes": Metric("weights", "bytes", LOWER),
     "memory_bytes": Metric("engine memory", "bytes", LOWER),
@@ -109,7 +110,7 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     any was named) and ``occupancy.C`` (share of the device's time).
     """
     own = {"ttft_ms.spread": _spread(point["ttft_ms"]), "energy_j_per_token": _energy_per_token(run, point),
-           "model_bytes": run.manifest.engine.get("model_bytes")}  # fmt: skip
+           **{k: run.manifest.engine.get(k) for k in ("model_bytes", "kv_tokens")}}  # fmt: skip
     out: dict[str, float | None] = {name: own[name] if name in own else _at(point, name) for name in METRICS}
     for p in PHASES:
         found = point["phases"].get(p) or {}
