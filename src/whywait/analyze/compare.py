@@ -70,6 +70,7 @@ METRICS: dict[str, Metric] = {
     "preemptions": Metric("preemptions", "times", LOWER, DIFFERENCE),
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
+    "kv_tokens": Metric("KV space", "tokens", HIGHER),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
     "model_bytes": Metric("weights", "bytes", LOWER),
     "acceptance": Metric("drafts accepted", "share", NEITHER, DIFFERENCE),
@@ -139,7 +140,7 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     own = {
         "ttft_ms.spread": _spread(point["ttft_ms"]),
         "energy_j_per_token": _energy_per_token(run, point),
-        "model_bytes": run.manifest.engine.get("model_bytes"),
+        **{k: run.manifest.engine.get(k) for k in ("model_bytes", "kv_tokens")},
         "step_ms": _step_ms(point),
         **_load_figures(run, point),
         **handovers(run, int(point["point"])),

@@ -121,7 +121,7 @@ FIGURES: Final = {
 def signs(case: Case, answered: Answered) -> dict[str, float | None]:
     """Every sign and figure of an answer; None where the request failed or the sign cannot be told."""
     out: dict[str, float | None] = dict.fromkeys((*SIGNS, *FIGURES))
-    if not answered.ok:
+    if not answered.ok or not answered.generated:
         return out
     text, thinking = answered.text, answered.thinking
     whole = f"{thinking}\n{text}" if thinking else text

@@ -19,7 +19,7 @@ LEAST_KL = 1e-6  # nats; below it the chart has one bar
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The page of ``qualifying.Comparison.result()``."""
+    """The page of ``qualifying.Comparison.result``."""
     parts = [("claims", "Claims", tag("div", cat(map(_card, result["claims"])), class_="grid two"))]
     found, tasks = result["agreement"], result["tasks"]
     if found["figures"]:

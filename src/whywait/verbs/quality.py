@@ -19,6 +19,7 @@ from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.lab.arms import EMBEDDED, Arm, arm_of
 from whywait.load.cases import EACH, cases_of
 from whywait.load.given import texts_of
+from whywait.load.lmeval import suites_of
 from whywait.report import quality_html
 from whywait.report.quality import print_quality
 from whywait.session import new_directory, stderr
@@ -30,8 +31,10 @@ MOST_TEXTS = 400
 EACH_EMBEDDED = 6  # cases of a category where an arm is the embedded engine: it answers some ten tokens a second
 
 #: The flags that say what is asked, as they are by default.
-USUAL = {"text": [], "positions": None, "context": 512, "top": 50, "tasks": "all", "cases": None, "at_once": 4,
-         "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0}  # fmt: skip
+USUAL: dict[str, Any] = {
+    "text": [], "positions": None, "context": 512, "top": 50, "tasks": None, "suite": None, "suite_path": "",
+    "cases": None, "at_once": 4, "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0,
+}  # fmt: skip
 
 
 def quality(args: argparse.Namespace) -> int:
@@ -116,10 +119,16 @@ def _plan(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Plan:
     most = args.positions or MOST_TEXTS
     texts = [] if args.only == "tasks" else texts_of(args.text, args.context, min(most, MOST_TEXTS))
     each = args.cases or (EACH_EMBEDDED if EMBEDDED in (plan.a.kind, plan.b.kind) else EACH)
-    cases = [] if args.only == "agreement" else cases_of(args.tasks, plan.options.seed, each)
+    tasks = args.tasks or ("" if args.suite else "all")
+    cases = [] if not tasks or args.only == "agreement" else cases_of(tasks, plan.options.seed, each)
+    suites = None
+    if args.suite and args.only != "agreement":
+        more = {"limit": args.cases or 0, "include": args.suite_path, "at_once": args.at_once}
+        suites = suites_of(args.suite, timeout_s=plan.options.workload.timeout_s, **more)
     return dataclasses.replace(
-        plan, texts=tuple(texts), cases=tuple(cases), tasks=args.tasks if cases else "", positions=args.positions,
-        context=args.context, top=args.top, margins=margins, at_once=args.at_once, keep_text=args.keep_text,
+        plan, suites=suites, texts=tuple(texts), cases=tuple(cases), tasks=tasks if cases else "",
+        positions=args.positions, context=args.context, top=args.top, margins=margins, at_once=args.at_once,
+        keep_text=args.keep_text,
     )  # fmt: skip
 
 
