@@ -76,7 +76,8 @@ PHASE, CAUSE, DEVICE = "phases.", "causes.", "occupancy."
 class Effect:
     """What B does to one figure. ``a`` and ``b`` are means over the rounds of ``n`` pairs (geometric ones where
     ``scale`` is ratio); ``higher`` counts the pairs in which B was above A. ``deltas`` are ln(B / A) or B − A, one per
-    pair, and ``floor`` is the least spread of theirs that can be told from none."""
+    pair, and ``floor`` is the least spread of theirs that can be told from none. Where no pair knows a figure in both
+    arms (drafts accepted, of an arm that drafts none) ``n`` is 0 and the means are of the rounds that know it."""
 
     name: str
     metric: Metric
@@ -173,7 +174,10 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     a, b = (np.array([p[i] for p in both], dtype=np.float64) for i in (0, 1))
     nothing = Estimate(None, None, None, len(both))
     if not both:
-        return Effect(name, metric, None, None, 0, nothing, nothing, 0, (), metric.scale, 0.0, "not known")
+        seen = [[x for p in pairs if (x := _value(p[i], name)) is not None] for i in (0, 1)]
+        mean_a, mean_b = (float(np.mean(x)) if x else None for x in seen)
+        note = "known in one arm only" if any(seen) else "not known"
+        return Effect(name, metric, mean_a, mean_b, 0, nothing, nothing, 0, (), metric.scale, 0.0, note)
     positive = bool((a > 0).all() and (b > 0).all())
     logs = np.log(b / a) if positive else np.zeros(0)
     scale = RATIO if metric.scale == RATIO and positive else DIFFERENCE

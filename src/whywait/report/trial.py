@@ -30,13 +30,11 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def told(result: Mapping[str, Any], load: str) -> dict[str, Any]:
-    """The effects at a load that are worth a row: known, no waits, and goodput only where an SLO asks for it."""
+    """The effects at a load that are worth a row: known in an arm, no waits, goodput only where an SLO asks for it."""
     plan = result["plan"]
     asked = bool(plan["slo"]) or any(c.get("slo") for c in plan["workload"].get("classes") or ())
     left = SHARES if asked else (*SHARES, *NEED_SLO)
-    return {
-        n: e for n, e in result["effects"][load].items() if not n.startswith(left) and e["n"] and (e["a"] or e["b"])
-    }
+    return {n: e for n, e in result["effects"][load].items() if not n.startswith(left) and (e["a"] or e["b"])}
 
 
 def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
@@ -46,7 +44,8 @@ def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:
         value, low, high = e["ratio"] if e["scale"] == RATIO else e["difference"]
         unit = e["unit"]
         out.append([e["title"], amount(e["a"], unit), amount(e["b"], unit), said(value, e["scale"], unit),
-                    _between(low, high, e["scale"], unit), f"{e['higher']} of {e['n']}"])  # fmt: skip
+                    _between(low, high, e["scale"], unit) if e["n"] else "–",
+                    f"{e['higher']} of {e['n']}" if e["n"] else "–"])  # fmt: skip
     return out
 
 
