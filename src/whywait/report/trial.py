@@ -136,7 +136,9 @@ def draft_cost(result: Mapping[str, Any]) -> list[str]:
     """What a step costs more where only B speculates: proposing and checking together, a difference of the arms' steps
     and so derived. Of each load of one request in flight: beside others a step holds their work too."""
     out = []
-    for load in (x["label"] or "" for x in result["plan"]["loads"] if x["mode"] == "concurrency" and x["target"] == 1):
+    for load in (
+        x["label"] or "" for x in result["plan"]["loads"] if x.get("mode") == "concurrency" and x.get("target") == 1
+    ):
         e, drafted = (result["effects"].get(load, {}).get(k) for k in ("step_ms", "draft_tokens_per_request"))
         if not e or not e["n"] or not drafted or drafted["a"] or not drafted["b"] or e["difference"][0] is None:
             continue
