@@ -99,9 +99,9 @@ OF_CLASS = ("goodput_share", "ttft_ms.p50", "ttft_ms.mean", "tpot_ms.p50", "tpot
 @dataclass(frozen=True)
 class Effect:
     """What B does to one figure. ``a`` and ``b`` are means over the rounds of ``n`` pairs (geometric ones where
-    ``scale`` is ratio; of what only one arm has, its plain mean with ``n`` 0); ``higher`` counts the pairs in which B
-    was above A. ``deltas`` are ln(B / A) or B − A, one per
-    pair, and ``floor`` is the least spread of theirs that can be told from none."""
+    ``scale`` is ratio); ``higher`` counts the pairs in which B was above A. ``deltas`` are ln(B / A) or B − A, one per
+    pair, and ``floor`` is the least spread of theirs that can be told from none. Where no pair knows a figure in both
+    arms (drafts accepted, of an arm that drafts none) ``n`` is 0 and the means are of the rounds that know it."""
 
     name: str
     metric: Metric
@@ -212,9 +212,10 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     a, b = (np.array([p[i] for p in both], dtype=np.float64) for i in (0, 1))
     nothing = Estimate(None, None, None, len(both))
     if not both:
-        return Effect(
-            name, metric, *_one_sided(name, pairs), 0, nothing, nothing, 0, (), metric.scale, 0.0, "not known"
-        )
+        seen = [[x for p in pairs if (x := _value(p[i], name)) is not None] for i in (0, 1)]
+        mean_a, mean_b = (float(np.mean(x)) if x else None for x in seen)
+        note = "known in one arm only" if any(seen) else "not known"
+        return Effect(name, metric, mean_a, mean_b, 0, nothing, nothing, 0, (), metric.scale, 0.0, note)
     positive = bool((a > 0).all() and (b > 0).all())
     logs = np.log(b / a) if positive else np.zeros(0)
     scale = RATIO if metric.scale == RATIO and positive else DIFFERENCE
@@ -227,13 +228,6 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
         name, metric, usual[0], usual[1], len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
         tuple(deltas.tolist()), scale, RESOLUTION if scale == RATIO else size, _note(len(both)),
     )  # fmt: skip
-
-
-def _one_sided(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[float | None, float | None]:
-    """Means over the rounds of each arm by itself: of what only one of them has."""
-    found = [[v for pair in pairs if (v := _value(pair[i], name)) is not None] for i in (0, 1)]
-    a, b = (float(np.mean(x)) if x else None for x in found)
-    return a, b
 
 
 def _interval(d: Array, floor: float, rng: np.random.Generator | None = None) -> Estimate:
