@@ -81,7 +81,8 @@ TABLE = EngineTable(
         "timings.prompt_n": "engine_prefill_tokens",
         "timings.cache_n": "cached_tokens",
         "timings.predicted_n": "output_tokens",
-        "timings.split_queue_ms": "engine_queue_ms",  # these three are the front's
+        "timings.split_queue_ms": "engine_queue_ms",  # these four are the front's
+        "timings.split_ttft_ms": "engine_ttft_ms",
         "timings.handover_ms": "engine_handover_ms",
         "timings.handover_bytes": "handover_bytes",
     },
