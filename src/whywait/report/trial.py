@@ -33,9 +33,7 @@ def told(result: Mapping[str, Any], load: str) -> dict[str, Any]:
     plan = result["plan"]
     asked = bool(plan["slo"]) or any(c.get("slo") for c in plan["workload"].get("classes") or ())
     left = SHARES if asked else (*SHARES, *NEED_SLO)
-    return {
-        n: e for n, e in result["effects"][load].items() if not n.startswith(left) and (e["a"] or e["b"])
-    }
+    return {n: e for n, e in result["effects"][load].items() if not n.startswith(left) and (e["a"] or e["b"])}
 
 
 def effect_rows(effects: Mapping[str, Any]) -> list[list[str]]:

@@ -62,9 +62,12 @@ def try_technique(args: argparse.Namespace) -> int:
     gates = _gates(args.fail_if)
     texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
     if texts is None:
-        known = ", ".join(found.flags) or "none"
-        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
-                         "whywait ab --a … --b …")  # fmt: skip
+        known = ", ".join(found.flags)
+        hint = f"there are some for {known}; or whywait ab --a … --b …"
+        if not known:
+            page = f"docs/techniques/{args.technique}.md"
+            hint = f"it takes more than flags: start both services ({page}), then whywait ab --a URL --b URL"
+        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", hint)
     options = dataclasses.replace(_options(args), workload=measure.workload_of(args, found.workload))
     loads = tuple(app.Load(p.mode, float(p.target), p.requests, label=p.label or None) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
