@@ -12,6 +12,7 @@ from typing import Any
 
 from whywait.core.run import Run
 from whywait.errors import InternalError
+from whywait.lab.disagg import OWN
 from whywait.lab.state import Engine
 from whywait.load.preflight import Target
 from whywait.net.clock import Clock
@@ -120,7 +121,7 @@ def _config(t: Target, engine: Engine | None) -> Config:
         home=t.endpoint.host,
         slots_url=t.slots_url,
         engine=t.engine.name if t.engine else None,
-        kv_unified=False if engine is not None and engine.kind == "embedded" else None,
+        kv_unified=False if engine is not None and engine.kind in ("embedded", *OWN) else None,
         pids=_pids(t, engine),
         host=here,
         gpu=here and not t.simulated,

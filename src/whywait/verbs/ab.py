@@ -20,6 +20,7 @@ from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
 from whywait.lab.arms import EMBEDDED, Arm, arm_of, program_of
+from whywait.lab.disagg import OWN
 from whywait.lab.technique import Technique
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
@@ -39,7 +40,7 @@ def ab(args: argparse.Namespace) -> int:
     if args.b is None and args.aa != "only":
         raise UsageError("which is the other arm?", "give --b, or --aa for A against itself")
     b = arm_of(args.b) if args.b is not None else a
-    if a.kind == b.kind == EMBEDDED and not args.workload:
+    if {a.kind, b.kind} <= {EMBEDDED, *OWN} and not args.workload:
         lengths = measure.DIAGNOSE_LENGTHS["embedded"]
         args.prompt_tokens = args.prompt_tokens or lengths[0]
         args.output_tokens = args.output_tokens or lengths[1]
