@@ -20,6 +20,7 @@ from whywait.judge.gates import OPS, Gate, parse_gates
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
 from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of, roomy
+from whywait.lab.disagg import OWN
 from whywait.lab.technique import Point, Technique
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
@@ -39,7 +40,7 @@ def ab(args: argparse.Namespace) -> int:
     if args.b is None and args.aa != "only":
         raise UsageError("which is the other arm?", "give --b, or --aa for A against itself")
     b = arm_of(args.b) if args.b is not None else a
-    if a.kind == b.kind == EMBEDDED and not args.workload:
+    if {a.kind, b.kind} <= {EMBEDDED, *OWN} and not args.workload:
         lengths = measure.DIAGNOSE_LENGTHS["embedded"]
         args.prompt_tokens = args.prompt_tokens or lengths[0]
         args.output_tokens = args.output_tokens or lengths[1]
@@ -64,9 +65,12 @@ def try_technique(args: argparse.Namespace) -> int:
     _may_ask_quality(args, False)
     texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
     if texts is None:
-        known = ", ".join(found.flags) or "none"
-        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
-                         "whywait ab --a … --b …")  # fmt: skip
+        known = ", ".join(found.flags)
+        hint = f"there are some for {known}; or whywait ab --a … --b …"
+        if not known:
+            page = f"docs/techniques/{args.technique}.md"
+            hint = f"it takes more than flags: start both services ({page}), then whywait ab --a URL --b URL"
+        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", hint)
     options = dataclasses.replace(_options(args), workload=measure.workload_of(args, found.workload))
     loads = tuple(_load_of(p, args) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
