@@ -111,6 +111,7 @@ def test_levels_by_name_and_needles_that_fit() -> None:
     assert {c.level for c in cases_of("counting:3", n=4)} == {3}
     assert max(c.level for c in cases_of("needle", n=40, context=2048)) == 1000
     assert max(c.level for c in cases_of("needle", n=40, context=8192)) == 4000
+    assert {c.level for c in cases_of("needle:1000-4000", n=6)} == {1000, 2000, 4000}  # asked for: not left out
     with pytest.raises(UsageError, match="no level in 5-5"):
         cases_of("counting:5")
 
