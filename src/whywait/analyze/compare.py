@@ -90,7 +90,7 @@ METRICS: dict[str, Metric] = {
     "energy_j_per_request": Metric("energy per request", "J", LOWER),
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
 }
-PHASE, CAUSE, DEVICE = "phases.", "causes.", "occupancy."
+PHASE, CAUSE, DEVICE, UNTOLD = "phases.", "causes.", "occupancy.", "untold."
 CLASS = "classes."
 #: Of each class of a mixed workload, as ``classes.CLASS.FIGURE``.
 OF_CLASS = ("goodput_share", "ttft_ms.p50", "ttft_ms.mean", "tpot_ms.p50", "tpot_ms.mean", "e2e_ms.p50", "e2e_ms.mean")
@@ -150,8 +150,8 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
         found = point["phases"].get(p) or {}
         out[PHASE + p] = found.get("ms")
         for cause, share in (found.get("causes") or {}).items():
-            if found["ms"] is not None and cause != "unknown":
-                out[f"{CAUSE}{p}.{cause}"] = found["ms"] * share
+            if found["ms"] is not None:
+                out[UNTOLD + p if cause == "unknown" else f"{CAUSE}{p}.{cause}"] = found["ms"] * share
     shares = point["occupancy"].get("shares") or {}
     out.update({DEVICE + c: shares.get(c) for c in CATEGORIES})
     classes = point.get("classes") or {}
@@ -260,7 +260,10 @@ def _note(n: int) -> str:
 def _value(f: Figures, name: str) -> float | None:
     if name in f or not name.startswith(CAUSE):
         return f.get(name)
-    return None if f.get(PHASE + name.split(".")[1]) is None else 0.0
+    phase = name.split(".")[1]
+    whole = f.get(PHASE + phase)
+    # Of a phase that is mostly not told apart, a cause that is not named may have taken any part.
+    return None if whole is None or (f.get(UNTOLD + phase) or 0.0) > whole / 2 else 0.0
 
 
 def _group(name: str) -> int:
