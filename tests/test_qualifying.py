@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -195,8 +196,13 @@ def test_ctrl_c_keeps_what_both_were_asked(tmp_path: Path, monkeypatch: pytest.M
     assert (found["partial_reason"], found["agreement"]["figures"]["texts"]) == ("interrupted", 9)
 
 
-def test_a_process_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None:
-    """SIGTERM in the middle of B: a folder labelled PARTIAL, and the exit code of an interruption."""
+@pytest.mark.parametrize(
+    ("number", "code", "why"), [(signal.SIGTERM, 130, "interrupted"), (signal.SIGKILL, -9, "it was cut off")]
+)
+def test_a_process_that_ends_in_the_middle_of_b_keeps_what_it_has(
+    tmp_path: Path, number: signal.Signals, code: int, why: str
+) -> None:
+    """A folder labelled PARTIAL; SIGTERM also the exit code of an interruption."""
     seen = threading.Event()
     good, calls = vllm(most=60), {"n": 0}
 
@@ -214,12 +220,16 @@ def test_a_process_that_is_told_to_end_keeps_what_it_has(tmp_path: Path) -> None
         child = subprocess.Popen([sys.executable, "-m", "whywait", *argv], env=env, stdout=subprocess.DEVNULL)
         try:
             assert seen.wait(60)
-            child.terminate()
-            assert child.wait(60) == 130
+            until = time.monotonic() + 60
+            while number == signal.SIGKILL and not (out / "quality.json").exists():
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            child.send_signal(number)
+            assert child.wait(60) == code
         finally:
             child.kill()
     found = kept(out)
-    assert found["partial_reason"] == "interrupted"
+    assert found["partial_reason"] == why
     assert 0 < found["agreement"]["figures"]["texts"] < 25
 
 

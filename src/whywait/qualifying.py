@@ -133,7 +133,7 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
             for name, arm in (("A", plan.a), ("B", plan.b)):
                 say(f"arm {name}: {arm.text}")
                 with _started(arm, name, say) as engine:
-                    _ask(plan, c, sides, (name, arm, engine), say)
+                    _ask(plan, c, sides, (name, arm, engine), _keeping(plan, c, sides, say) if name == "B" else say)
         c.partial = ""
     except KeyboardInterrupt:
         c.interrupted, c.partial = True, "interrupted"
@@ -147,6 +147,21 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     if plan.keep_text:
         tasking.keep_texts(directory / ANSWERS, plan.cases, {k: s.answers for k, s in sides.items()})
     return c
+
+
+def _keeping(plan: Plan, c: Comparison, sides: Mapping[str, _Side], say: Say) -> Say:
+    """``say`` that also keeps what both arms have been asked so far: no ending, however sudden, loses more than the
+    piece that was under way."""
+
+    def told(line: str) -> None:
+        say(line)
+        part = dataclasses.replace(c, texts=[], cases=[])
+        _compare(plan, part, sides)
+        if part.texts or part.cases:
+            c.directory.mkdir(parents=True, exist_ok=True)
+            part.save()
+
+    return told
 
 
 @contextlib.contextmanager

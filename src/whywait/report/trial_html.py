@@ -77,7 +77,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
         share = math.log(value) / most if value else missing
         return 0.5 + 0.5 * min(max(share, -1.0), 1.0)
 
-    plot = Plot(len(rows) * _ROW, left=150, right=70, top=6, bottom=34)
+    plot = Plot(len(rows) * _ROW, left=190, right=70, top=6, bottom=34)
     plot.line((0.5, 0), (0.5, plot.height), "axis")
     for t in (-most * 0.9, 0.0, most * 0.9):
         label = "no change" if not t else said(math.exp(t), RATIO, "")
@@ -86,7 +86,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
         y = (i + 0.5) * _ROW
         value, low, high = e["ratio"]
         tip = f"{e['title']}: {said(value, RATIO, '')}"
-        plot.text((0, y + 4), clip(e["title"], 22), "label", "end", -8)
+        plot.text((0, y + 4), clip(e["title"], 28), "label", "end", -8)
         plot.line((at(low, -1.0), y), (at(high, 1.0), y), "axis")
         plot.mark((at(value, 0.0), y), "dot", "f-decode", tip)
         plot.text((1, y + 4), said(value, RATIO, ""), "value", dx=6)
