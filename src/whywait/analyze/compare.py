@@ -115,6 +115,7 @@ class Effect:
     scale: str
     floor: float
     note: str = ""
+    plain: tuple[float | None, float | None] = (None, None)  # arithmetic means: these add up over parts, a and b do not
 
     @property
     def interval(self) -> Estimate:
@@ -227,6 +228,7 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     return Effect(
         name, metric, usual[0], usual[1], len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
         tuple(deltas.tolist()), scale, RESOLUTION if scale == RATIO else size, _note(len(both)),
+        (float(a.mean()), float(b.mean())),
     )  # fmt: skip
 
 
