@@ -166,7 +166,9 @@ def _doubts(
             where = ", ".join(f"{r['number'] + 1} ({r['arm']})" for r in at)
             left = "their pairs are left out, as was said before" if rule in plan["exclude"] else "they count"
             next_ = "" if rule in plan["exclude"] else f"--exclude {rule} in the next trial, or a quieter machine"
-            found.append(_doubt(f"rounds {where}: {what}", f"{at[0]['disturbed'][rule]}; {left}", next_))
+            worst = max(at, key=lambda r: _first_number(r["disturbed"][rule]))
+            said = f"in round {worst['number'] + 1}: " if len(at) > 1 else ""
+            found.append(_doubt(f"rounds {where}: {what}", f"{said}{worst['disturbed'][rule]}; {left}", next_))
     if drift["loop"] is not None and drift["loop"] > DRIFT:
         why = f"a fixed piece of work took up to {percent(drift['loop'])} longer in some rounds"
         found.append(_doubt("the machine itself did not stay the same", why, "a machine of its own, fixed clocks"))
@@ -201,6 +203,11 @@ def _of_runs(rounds: Sequence[_Round]) -> list[Doubt]:
         why = f"so say the runs of {by_arm[0]} rounds of A and {by_arm[1]} of B"
         found.append(_doubt(what, why, f"whywait show …/{at[0]['run']}"))
     return found
+
+
+def _first_number(text: str) -> float:
+    found = re.search(r"\d[\d,]*(?:\.\d+)?(?= %| ms)", text)
+    return float(found[0].replace(",", "")) if found else 0.0
 
 
 def _name(value: object) -> str:

@@ -67,7 +67,8 @@ def _card(c: Mapping[str, Any]) -> Html:
 
 def _forest(effects: Mapping[str, Any], key: str) -> Html:
     """The ratio of every positive figure with its interval, on one logarithmic axis around no change."""
-    rows = [e for e in effects.values() if e["scale"] == RATIO and e["ratio"][0]][:MOST]
+    known = [e for e in effects.values() if e["scale"] == RATIO and e["ratio"][0]]
+    rows = known[:MOST]
     if not rows:
         return Html()
     ends = [abs(math.log(v)) for e in rows for v in e["ratio"] if v]
@@ -91,6 +92,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
         plot.mark((at(value, 0.0), y), "dot", "f-decode", tip)
         plot.text((1, y + 4), said(value, RATIO, ""), "value", dx=6)
     reading = "B against A, with the 95 % interval of each figure over the pairs of rounds."
+    reading += f" The first {MOST} of {len(known)}; the table has all." if len(known) > MOST else ""
     return figure("Effects", reading, [plot.svg("Effects of B against A", reading, key)], key)
 
 
