@@ -64,8 +64,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 
 def _named(text: str, options: Sequence[str], letters: bool) -> list[Found]:
     """Options that are named and not rejected, in order."""
-    find = _letters if letters else _words
-    return [f for f in find(text, options) if not _rejected(text, f)]
+    finds = (_sure, _lone) if letters else (_words,)
+    return next((kept for find in finds if (kept := [f for f in find(text, options) if not _rejected(text, f)])), [])
 
 
 def _rejected(text: str, f: Found) -> bool:
@@ -84,6 +84,8 @@ def _leading(text: str, options: Sequence[str], letters: bool) -> str | None:
     for line in lines:
         alone = by.get(line.strip().casefold()) or by.get(line.strip(EDGES).casefold())
         m = begins.match(line)
+        if m and not alone and _rejected(line, Found(m[1], m.start(1), m.end(1))):
+            m = None
         option = alone or (by[m[1].casefold()] if m else None)
         if option is None and not lead:
             return None
@@ -99,27 +101,35 @@ def _leading(text: str, options: Sequence[str], letters: bool) -> str | None:
     return lead[0] if clear and not any(f.option != lead[0] for f in later) else ""
 
 
-def _letters(text: str, options: Sequence[str]) -> Iterator[Found]:
-    """Letters that stand for options: "(B)", "B.", "**B**", "option B", a lone B. The words "A" and "I" are none, and
-    neither is the letter of a name or a formula."""
-    known = "".join(re.escape(o) for o in options)
-    known = "".join(sorted({*known.upper(), *known.lower()}))
+def _sure(text: str, options: Sequence[str]) -> Iterator[Found]:
+    """Letters that stand for options by their form: "(B)", "B.", "**B**", "option B", a text that is one letter."""
+    upper, known = _alphabet(options)
     whole = text.strip(EDGES)
     if len(whole) == 1 and whole in known:
         yield Found(whole.upper(), text.find(whole), text.find(whole) + 1)
         return
-    upper = "".join(c for c in known if c.isupper())
-    sure = re.compile(
+    form = re.compile(
         rf"(?:\(([{known}])\)|\*\*\(?([{upper}])\)?[.:)]?\*\*|(?<![\w'])([{upper}])[.):](?=\s|$|\*)"
         rf"|\b(?:option|choice|opción|opção)\s+\(?([{known}])\b)"
     )
-    found = [Found(next(g for g in m.groups() if g).upper(), m.start(), m.end()) for m in sure.finditer(text)]
-    if not found:
-        lone = re.compile(
-            rf"(?<![\w'’.-])([{upper}])(?![\w'’.-]|\s+[a-z])|(?<![\w'’.-])([{upper}])(?=\s+(?:is|or|and|because|since)\b)"
-        )
-        found = [Found(m[1] or m[2], m.start(), m.end()) for m in lone.finditer(text)]
-    yield from found
+    for m in form.finditer(text):
+        yield Found(next(g for g in m.groups() if g).upper(), m.start(), m.end())
+
+
+def _lone(text: str, options: Sequence[str]) -> Iterator[Found]:
+    """Letters that stand alone. The words "A" and "I" are none, and neither is the letter of a name or a formula."""
+    upper, _ = _alphabet(options)
+    lone = re.compile(
+        rf"(?<![\w'’.-])([{upper}])(?![\w'’-]|\.\w|\s+[a-z])|(?<![\w'’.-])([{upper}])(?=\s+(?:is|or|and|because|since)\b)"
+    )
+    for m in lone.finditer(text):
+        yield Found(m[1] or m[2], m.start(), m.end())
+
+
+def _alphabet(options: Sequence[str]) -> tuple[str, str]:
+    """The letters of the options in capitals, and in both cases."""
+    upper = "".join(sorted({o.upper() for o in options}))
+    return upper, upper + upper.lower()
 
 
 def _words(text: str, options: Sequence[str]) -> Iterator[Found]:
