@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 
@@ -229,3 +230,54 @@ def test_a_gate_counts_losses_upwards() -> None:
     assert [agreed.gate(result, p) for p in names] == [pytest.approx(v) for v in (10, 5, 15, 90)]
     assert agreed.gate(result, ("accuracy", "long sums", "drop_high")) == pytest.approx(15)
     assert agreed.gate(result, ("degeneration", "answers that loop", "rise_low")) == pytest.approx(10)
+
+
+def test_a_real_token_that_b_rules_out_cannot_hold() -> None:
+    """Its perplexity is infinite: leaving such positions out would flatter B."""
+    rows = [(8 + i, ln(0.5), {1: ln(0.5), 2: ln(0.3)}) for i in range(50)]
+    rows = [(at, own, {**found, 3: ln(0.2)}) for at, own, found in rows]
+    a = ag.positions(text_of(rows), text_of([*rows[:-1], (57, -math.inf, {1: ln(0.5), 2: ln(0.3), 3: ln(0.2)})]))
+    assert a["impossible"] == [0] * 49 + [1]
+    assert a["nll_b"][-1] is None
+    texts = [{"kind": "x", "name": str(i), **a} for i in range(30)]
+    found = ag.figures(texts)
+    assert (found["impossible"], found["untold"]) == (pytest.approx(0.02), pytest.approx(0))
+    (claim, _) = ag.claims(found, {"perplexity": 2.0, "top1": 5.0})
+    assert claim["state"] == "undecided"
+    assert "infinite" in claim["next_step"]
+    kept = agreed.agreement_of({"texts": texts, "why": "", "ways": {}, "k": 2}, {"perplexity": 2.0, "top1": 5.0})
+    assert [d["what"] for d in agreed.doubts(kept, {}, False)] == ["B's perplexity is infinite"]
+    # The same of A says nothing against B; a comparison kept by an older version has no such column.
+    other = ag.positions(text_of([*rows[:-1], (57, -math.inf, {1: ln(0.5)})]), text_of(rows))
+    assert sum(other["impossible"]) == 0
+    old = [{k: v for k, v in t.items() if k != "impossible"} for t in texts]
+    assert ag.figures(old)["impossible"] == 0
+
+
+def test_a_loss_beyond_all_numbers_is_a_loss() -> None:
+    texts = [{"kind": "x", "same": [0.0] * 4, "kl": [1.0] * 4, "outside": [0.0] * 4, "nll_a": [1.0] * 4,
+              "nll_b": [5000.0 + i] * 4, "at": [8, 9, 10, 11]} for i in range(6)]  # fmt: skip
+    found = ag.figures(texts)
+    assert found["perplexity_b"] > 1e299
+    json.dumps(found, allow_nan=False)
+    assert [c["state"] for c in ag.claims(found, {"perplexity": 2.0, "top1": 5.0})] == ["fails", "fails"]
+
+
+def test_names_of_gates_are_known_beforehand() -> None:
+    some = {"sums"}
+    for path in ("agreement.kl_mean", "accuracy.drop_high", "accuracy.sums.drop", "degeneration.empty answers.rise"):
+        assert agreed.known(path.split("."), some), path
+    for path in ("agreement.kl", "agreement", "accuracy", "accuracy.rise", "accuracy.names.drop", "ttft.p50.ratio",
+                 "degeneration.rise", "degeneration.nonsense.rise", "accuracy.a.b.drop"):  # fmt: skip
+        assert not agreed.known(path.split("."), some), path
+    assert agreed.known(("accuracy", "gsm8k", "drop"), None)
+
+
+def test_a_gate_on_the_only_category_and_on_an_untold_sign() -> None:
+    row = {"name": "accuracy", "a": 0.9, "b": 0.8, "drop": -0.1, "low": -0.15, "high": -0.05}
+    result = {"agreement": {"figures": None}, "tasks": {"accuracy": [row], "degeneration": []},
+              "cases": [{"category": "sums"}]}  # fmt: skip
+    assert agreed.gate(result, ("accuracy", "sums", "drop")) == pytest.approx(10)
+    assert agreed.gate(result, ("degeneration", "empty answers", "rise")) is None
+    with pytest.raises(KeyError):
+        agreed.gate(result, ("accuracy", "names", "drop"))

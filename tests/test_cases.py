@@ -156,6 +156,19 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert cases_of(str(path), n=0)[4].grader.tolerance == 0.01
 
 
+def test_a_file_of_ones_own_is_asked_whole_and_what_is_cut_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    row = {"prompt": "1?", "answer": 1, "grader": "numeric"}
+    path.write_text("\n".join(json.dumps(row) for _ in range(50)))
+    said: list[str] = []
+    for n, left in ((None, 50), (0, 50), (20, 20)):
+        assert len(cases_of(str(path), n=n, usual=6, say=said.append)) == left
+    assert said == [f"{path}: 20 of its 50 cases are asked, 20 of each category (--cases 0: all)"]
+    assert len(cases_of("instructions", usual=6, say=said.append)) == 6
+    assert "instructions: 6 of its 28 cases are asked" in said[1]
+    assert len(cases_of("counting", n=0)) == 40  # made up without end
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from tests.graded_pairs import TRICKY, Pair, numeric_pairs
-from whywait.analyze.grade import grade, grade_text, json_in
+from whywait.analyze.grade import grade, grade_text
 from whywait.analyze.grade_checks import CHECKS, failed_check, script_shares
-from whywait.core.tasks import Answered, Case, Grader
+from whywait.analyze.grade_json import json_values
+from whywait.core.tasks import CHECK_VALUES, Answered, Case, Grader
 
 
 @pytest.mark.parametrize("pair", TRICKY, ids=lambda p: f"{p[0].kind}-{p[0].answers}-{p[1][:30]!r}")
@@ -80,10 +81,11 @@ def test_answers_that_went_astray_take_no_time(text: str) -> None:
 
 
 def test_json_is_found_and_nonsense_is_not() -> None:
-    assert json_in("5") == (5, True)
-    assert json_in("about 5") == (None, False)
-    assert json_in('x [1, 2] y {"a"') == ([1, 2], True)
-    assert json_in("[" * 5000)[1] is False
+    assert json_values("5") == [5]
+    assert json_values("about 5") == []
+    assert json_values('x [1, 2] y {"a"') == [[1, 2]]
+    assert json_values('[[1]] {"a": {"b": 2}}') == [[[1]], {"a": {"b": 2}}]
+    assert json_values("[" * 5000) == []
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,10 @@ def test_each_check_can_hold_and_fail(name: str, value: object, good: str, bad: 
 def test_every_check_is_tested_above() -> None:
     marks = next(m for m in test_each_check_can_hold_and_fail.pytestmark if m.name == "parametrize")
     assert {row[0] for row in marks.args[1]} == set(CHECKS)
+
+
+def test_the_loader_knows_every_check() -> None:
+    assert set(CHECK_VALUES) == set(CHECKS)
 
 
 def test_scripts() -> None:

@@ -266,10 +266,71 @@ def test_a_foreign_service_needs_a_word(capsys: pytest.CaptureFixture[str]) -> N
         ["embedded", "embedded", "--tasks", "no-such-set"],
         ["embedded", "embedded", "--text", "no-such-file"],
         ["embedded", "embedded:no_such=1"],
+        ["embedded", "no-such-program --port {port}"],
+        ["embedded", "embedded", "--fail-if", "ttft.p50.ratio>1"],
+        ["embedded", "embedded", "--fail-if", "accuracy.no such category.drop>1"],
     ],
 )
-def test_wrong_words_are_said_before_anything_is_started(argv: list[str]) -> None:
+def test_wrong_words_are_said_before_anything_is_started(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whywait.qualifying.qualify", lambda *_: pytest.fail("it was started"))
     assert main(["quality", *argv]) == 2
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--cases"])
+def test_numbers_below_0_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as found:
+        main(["quality", "embedded", "embedded", flag, "-1"])
+    assert found.value.code == 2
+    assert "is not a whole number from 0 up" in capsys.readouterr().err
+
+
+def test_a_file_of_ones_own_is_whole_and_a_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text("\n".join(json.dumps({**CASES[0], "id": f"c{i}"}) for i in range(50)))
+    with served(service(), "vllm") as (a, _):
+        argv = ["quality", a.endpoint.url, "--aa", "--tasks", str(path), "--only", "tasks"]
+        for more, n in ((), 50), (("--cases", "0"), 50), (("--cases", "8"), 8):
+            out = tmp_path / f"q{len(more)}{n}"
+            assert main([*argv, *more, "--out", str(out)]) == 0
+            assert len(kept(out)["cases"]) == n
+    assert capsys.readouterr().err.count("8 of its 50 cases are asked") == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda q: q["arms"].update(A=None),
+        lambda q: q["cases"][0].update(level="x"),
+        lambda q: q["plan"].pop("b"),
+        lambda q: q["plan"]["margins"].clear(),
+        lambda q: q["texts"][0].pop("at"),
+        lambda q: q["texts"][0].update(nll_a=["x"]),
+        lambda q: q["cases"].append(None),
+        lambda q: q["plan"].update(seed=-1),
+        lambda q: q.update(arms=[]),
+    ],
+)
+def test_a_damaged_file_is_said(
+    damage: Callable[[dict[str, Any]], Any], whole_one: dict[str, Any], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    q = json.loads(json.dumps(whole_one))
+    (tmp_path / "quality.json").write_text(json.dumps(q))
+    assert main(["show", str(tmp_path)]) == 0
+    damage(q)
+    (tmp_path / "quality.json").write_text(json.dumps(q))
+    assert main(["show", str(tmp_path)]) == 2
+    assert "quality.json" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def whole_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("whole")
+    (path / "cases.jsonl").write_text("\n".join(map(json.dumps, CASES)))
+    with served(service(), "vllm") as (a, _):
+        argv = ["quality", a.endpoint.url, "--aa", "--tasks", str(path / "cases.jsonl"), *FEW, "--out", str(path / "q")]
+        assert main(argv) == 0
+    return kept(path / "q")
 
 
 def test_documents_of_a_suite_are_paired_by_what_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

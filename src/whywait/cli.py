@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from whywait import __version__, flags, flags_lab, flags_sim
-from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, scrub
+from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, said_by, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
     "diagnose": ("whywait.verbs.measure:diagnose", "find out what a service waits on (no URL: the embedded engine)"),
@@ -133,7 +133,7 @@ def _ours(exc: Exception) -> int:
         where = where.tb_next
     at = f" at {os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else ""
     print(
-        f"whywait: a fault of our own: {type(exc).__name__}: {exc}{at}\n"
+        f"whywait: a fault of our own: {type(exc).__name__}: {said_by(exc)}{at}\n"
         "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
         file=sys.stderr,
     )

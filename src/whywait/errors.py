@@ -22,6 +22,7 @@ Each error carries one line that says what is wrong (``message``) and one that s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 EXIT_OK, EXIT_GATE, EXIT_USAGE, EXIT_UNDECIDED, EXIT_SERVICE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -36,8 +37,17 @@ def scrub(exc: BaseException | None) -> None:
     seen: set[int] = set()
     while exc is not None and id(exc) not in seen:
         seen.add(id(exc))
-        exc.args = tuple(clean(a) if isinstance(a, str) else a for a in exc.args)
+        with contextlib.suppress(Exception):  # some libraries' exceptions are frozen; what they say is cleaned as text
+            exc.args = tuple(clean(a) if isinstance(a, str) else a for a in exc.args)
         exc = exc.__cause__ or exc.__context__
+
+
+def said_by(exc: BaseException) -> str:
+    """The text of an exception without secrets; of one whose own text fails, that it does not say."""
+    try:
+        return clean(str(exc))
+    except Exception:
+        return "(it does not say)"
 
 
 class WhywaitError(Exception):

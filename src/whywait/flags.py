@@ -249,6 +249,12 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
 def rate(text: str) -> float:
     try:
         value = float(text)

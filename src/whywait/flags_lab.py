@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whywait.flags import asking, endpoint, one_point, output, positive, workload_flags
+from whywait.flags import asking, endpoint, one_point, output, positive, whole, workload_flags
 
 EXCLUDE = ("client", "neighbours", "foreign")
 
@@ -70,8 +70,9 @@ def quality(p: argparse.ArgumentParser) -> None:
                    "--suite)")  # fmt: skip
     g.add_argument("--suite", metavar="LIST", help="tasks of lm-eval (extra lm-eval), such as gsm8k")
     g.add_argument("--suite-path", metavar="DIR", default="", help="folder with task files of your own for lm-eval")
-    g.add_argument("--cases", type=positive, metavar="N",
-                   help="of each category (default 40, of a suite all; 6 on the embedded engine)")  # fmt: skip
+    g.add_argument("--cases", type=whole, metavar="N",
+                   help="of each category, 0: all (default 40 of the built-in sets, 6 on the embedded engine; of a "
+                   "suite or a file of your own all)")  # fmt: skip
     g.add_argument("--at-once", type=positive, default=4, metavar="N", help="tasks in flight (default 4)")
     g.add_argument("--keep-text", action="store_true", help="keep the answers themselves, in answers.jsonl")
     g = p.add_argument_group("what counts as not worse")
@@ -81,7 +82,7 @@ def quality(p: argparse.ArgumentParser) -> None:
                    help="of positions with another most probable token (default 5)")  # fmt: skip
     asking(p)
     p.add_argument("--engine-file", metavar="FILE", help="TOML: the metrics, flags and fields of another engine")
-    p.add_argument("--seed", type=int, default=1, metavar="N", help="of tasks that are made up (default 1)")
+    p.add_argument("--seed", type=whole, default=1, metavar="N", help="of tasks that are made up (default 1)")
     p.add_argument("--out", metavar="DIR", help="folder for the comparison (default: whywait-runs/…)")
     p.add_argument("--html", metavar="FILE", help="where the page goes (default: report.html in the folder)")
     p.add_argument("--json", action="store_true", help="all of it as JSON on stdout")

@@ -24,6 +24,7 @@ from whywait.core import secrets
 from whywait.core.run import write_json
 from whywait.core.tasks import Answered, Case
 from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
+from whywait.grading import Grading
 from whywait.judge import agreed
 from whywait.lab.arms import Arm
 from whywait.lab.state import Engine
@@ -128,18 +129,9 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
         raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
     _allowed(plan)
     c, sides = Comparison(plan.as_dict(), directory), {"A": _Side(), "B": _Side()}
-    try:
-        with _told_to_end():
-            for name, arm in (("A", plan.a), ("B", plan.b)):
-                say(f"arm {name}: {arm.text}")
-                with _started(arm, name, say) as engine:
-                    _ask(plan, c, sides, (name, arm, engine), _keeping(plan, c, sides, say) if name == "B" else say)
-        c.partial = ""
-    except KeyboardInterrupt:
-        c.interrupted, c.partial = True, "interrupted"
-    except WhywaitError as exc:
-        c.error, c.partial = exc, exc.message
-    _compare(plan, c, sides)
+    with contextlib.closing(Grading()) as by:
+        _both(plan, c, sides, by, say)
+        _at_last(plan, c, sides, by)
     if c.error is not None and not c.texts and not c.cases:
         raise c.error
     directory.mkdir(parents=True, exist_ok=True)
@@ -149,14 +141,39 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     return c
 
 
-def _keeping(plan: Plan, c: Comparison, sides: Mapping[str, _Side], say: Say) -> Say:
+def _both(plan: Plan, c: Comparison, sides: dict[str, _Side], by: Grading, say: Say) -> None:
+    """Ask A, then B."""
+    try:
+        with _told_to_end():
+            for name, arm in (("A", plan.a), ("B", plan.b)):
+                say(f"arm {name}: {arm.text}")
+                with _started(arm, name, say) as engine:
+                    told = _keeping(plan, c, sides, by, say) if name == "B" else say
+                    _ask(plan, c, sides, (name, arm, engine), told)
+        c.partial = ""
+    except KeyboardInterrupt:
+        c.interrupted, c.partial = True, "interrupted"
+    except WhywaitError as exc:
+        c.error, c.partial = exc, exc.message
+
+
+def _at_last(plan: Plan, c: Comparison, sides: Mapping[str, _Side], by: Grading) -> None:
+    """Compare what there is; Ctrl-C in that leaves what has been compared until then."""
+    try:
+        with _told_to_end():
+            _compare(plan, c, sides, by)
+    except KeyboardInterrupt:
+        c.interrupted, c.partial = True, c.partial or "interrupted"
+
+
+def _keeping(plan: Plan, c: Comparison, sides: Mapping[str, _Side], by: Grading, say: Say) -> Say:
     """``say`` that also keeps what both arms have been asked so far: no ending, however sudden, loses more than the
     piece that was under way."""
 
     def told(line: str) -> None:
         say(line)
         part = dataclasses.replace(c, texts=[], cases=[])
-        _compare(plan, part, sides)
+        _compare(plan, part, sides, by)
         if part.texts or part.cases:
             c.directory.mkdir(parents=True, exist_ok=True)
             part.save()
@@ -190,9 +207,11 @@ def load(directory: str | Path) -> Comparison:
     path = Path(directory) / NOTE
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return Comparison(kept["plan"], Path(directory), kept["arms"], kept["texts"], kept["cases"],
-                          kept["agreement"]["why"], kept["partial_reason"])  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        c = Comparison(kept["plan"], Path(directory), kept["arms"], kept["texts"], kept["cases"],
+                       kept["agreement"]["why"], str(kept["partial_reason"]))  # fmt: skip
+        c.result()  # whatever is damaged below those is found here
+        return c
+    except (OSError, LookupError, TypeError, AttributeError, ArithmeticError, ValueError, AssertionError) as exc:
         raise UsageError(f"{path} holds no whywait comparison: {exc}", "give the folder of whywait quality") from None
 
 
@@ -248,7 +267,7 @@ def _score(plan: Plan, c: Comparison, sides: dict[str, _Side], at: tuple[str, pr
                 say(f"  {done} of {len(plan.texts)} texts scored")
 
 
-def _compare(plan: Plan, c: Comparison, sides: Mapping[str, _Side]) -> None:
+def _compare(plan: Plan, c: Comparison, sides: Mapping[str, _Side], by: Grading) -> None:
     """What both arms did; the rest of a comparison that was cut off compares nothing."""
     a, b = sides["A"].scores, sides["B"].scores
     if not c.why:
@@ -256,7 +275,7 @@ def _compare(plan: Plan, c: Comparison, sides: Mapping[str, _Side]) -> None:
             g = plan.texts[i]
             found = agreement.positions(a[i].scored, b[i].scored)
             c.texts.append({"name": g.name, "kind": g.kind, "tokens": a[i].tokens, **found})
-    c.cases = tasking.graded(plan.cases, sides["A"].answers, sides["B"].answers)
+    tasking.graded(plan.cases, sides["A"].answers, sides["B"].answers, by, c.cases)
     c.cases += tasking.joined(sides["A"].samples, sides["B"].samples)
 
 

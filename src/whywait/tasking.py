@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze import degeneration, quality, tasks
-from whywait.analyze.grade import grade
 from whywait.core import secrets
-from whywait.core.tasks import Answered, Case, Grader
+from whywait.core.tasks import Answered, Case, Grade, Grader
+from whywait.grading import Grading
 from whywait.load import lmeval
 from whywait.load.asking import ask_all
 from whywait.load.lmeval import Sample, Suites
@@ -38,12 +38,14 @@ def asked(target: Target, cases: Sequence[Case], how: tuple[int, float], say: Sa
         say(f"  {len(out)} of {len(cases)} tasks answered")
 
 
-def graded(cases: Sequence[Case], a: Sequence[Answered], b: Sequence[Answered]) -> list[dict[str, Any]]:
-    """A row per case that both were asked: figures and grades, no text."""
-    return [
-        {"id": c.id, "category": c.category, "group": c.group, "level": c.level, "a": _side(c, x), "b": _side(c, y)}
-        for c, x, y in zip(cases, a, b, strict=False)
-    ]
+def graded(
+    cases: Sequence[Case], a: Sequence[Answered], b: Sequence[Answered], by: Grading, out: list[dict[str, Any]]
+) -> None:
+    """A row per case that both were asked, put into ``out`` one after the other: figures and grades, no text."""
+    for c, x, y in zip(cases, a, b, strict=False):
+        row = {"id": c.id, "category": c.category, "group": c.group, "level": c.level}
+        grades = by.both(c, x, y)
+        out.append(row | {"a": _side(c, x, grades[0]), "b": _side(c, y, grades[1])})
 
 
 def suites_run(target: Target, suites: Suites, keep: Path | None, say: Say) -> list[Sample]:
@@ -66,8 +68,7 @@ def joined(a: Sequence[Sample], b: Sequence[Sample]) -> list[dict[str, Any]]:
     return out
 
 
-def _side(case: Case, answered: Answered) -> dict[str, Any]:
-    found = grade(case, answered)
+def _side(case: Case, answered: Answered, found: Grade) -> dict[str, Any]:
     return _facts(case, answered) | {"right": found.right, "why": found.why}
 
 

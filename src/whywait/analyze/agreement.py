@@ -34,20 +34,23 @@ TIE = 1e-4  # relative: probabilities so near to each other are the same
 SEED = 11
 DRAWS = 1000
 Z = 1.959963985
+MOST_NATS = 690.0  # exp of more is more than a float holds, and no claim needs it
 COLUMNS = ("same", "kl", "outside", "nll_a", "nll_b", "at")
+#: Column that older comparisons lack: 1 where B gives the real token no probability at all, and A does.
+IMPOSSIBLE = "impossible"
 
 
 def positions(a: Scored, b: Scored) -> dict[str, list[float | None]]:
     """Per position (a list per name of COLUMNS): ``same`` most probable token (1, 0), ``kl`` (nats, see above),
     ``outside`` (A's probability that was lumped), ``nll_a`` and ``nll_b`` (−ln of the real token's probability, nats;
-    None where untold), ``at``.
+    None where untold), ``at``; IMPOSSIBLE.
 
     Raises:
         ValueError: they did not score the same positions.
     """
     if not np.array_equal(a.at, b.at):
         raise ValueError("both have to score the same positions")
-    out: dict[str, list[float | None]] = {name: [] for name in COLUMNS}
+    out: dict[str, list[float | None]] = {name: [] for name in (*COLUMNS, IMPOSSIBLE)}
     for i in range(len(a)):
         (ids_a, p), (ids_b, q) = _row(a, i), _row(b, i)
         known = len(p) > 0 and len(q) > 0
@@ -59,6 +62,7 @@ def positions(a: Scored, b: Scored) -> dict[str, list[float | None]]:
         out["nll_a"].append(_known(-float(a.own[i])))
         out["nll_b"].append(_known(-float(b.own[i])))
         out["at"].append(int(a.at[i]))
+        out[IMPOSSIBLE].append(int(b.own[i] == -math.inf and math.isfinite(a.own[i])))
     return out
 
 
@@ -89,7 +93,8 @@ def figures(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Keys: ``texts``, ``positions``; ``top1`` (share), ``kl_mean``, ``kl_p99`` (nats), ``perplexity_ratio`` (B / A), each
     with ``_low`` and ``_high`` (95 %; None below four texts); ``kl_p50``, ``kl_max``, ``outside`` (mean),
     ``perplexity_a``, ``perplexity_b``, ``untold`` (share of positions whose real token's probability either did not
-    tell: they are in no perplexity). None where nothing is known.
+    tell: they are in no perplexity), ``impossible`` (share at which B alone gives it none at all: its perplexity is
+    infinite, and what is told is of the other positions). None where nothing is known.
     """
     rows = [_arrays(t) for t in texts]
     rows = [r for r in rows if len(r["at"])]
@@ -118,13 +123,19 @@ def by_kind(texts: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def _perplexity(rows: Sequence[Mapping[str, Array]], n: int) -> dict[str, Any]:
     both = [np.isfinite(r["nll_a"]) & np.isfinite(r["nll_b"]) for r in rows]
     count = int(sum(b.sum() for b in both))
-    out: dict[str, Any] = {"untold": 1 - count / n if n else None, "perplexity_a": None, "perplexity_b": None}
+    gone = float(sum(r[IMPOSSIBLE].sum() for r in rows))
+    out: dict[str, Any] = {"untold": 1 - (count + gone) / n if n else None, "impossible": gone / n if n else None,
+                           "perplexity_a": None, "perplexity_b": None}  # fmt: skip
     for name in ("a", "b"):
         total = sum(float(r[f"nll_{name}"][b].sum()) for r, b in zip(rows, both, strict=True))
-        out[f"perplexity_{name}"] = math.exp(total / count) if count else None
+        out[f"perplexity_{name}"] = _exp(total / count) if count else None
     sums = [(float((r["nll_b"] - r["nll_a"])[b].sum()), int(b.sum())) for r, b in zip(rows, both, strict=True)]
     found = _ratio("perplexity_ratio", sums)
-    return out | {k: None if v is None else math.exp(v) for k, v in found.items()}
+    return out | {k: None if v is None else _exp(v) for k, v in found.items()}
+
+
+def _exp(nats: float) -> float:
+    return math.exp(min(nats, MOST_NATS))
 
 
 def _ratio(name: str, sums: Sequence[tuple[float, int]], share: bool = False) -> dict[str, float | None]:
@@ -187,11 +198,15 @@ CLAIMS: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
 )
 
 
+ENDLESS = "no number of texts: B gives some real tokens no probability at all, so that its perplexity is infinite"
+
+
 def claims(found: Mapping[str, Any], margins: Mapping[str, float]) -> list[dict[str, Any]]:
     """Not inferior within the margin (per cent): *holds* when the whole interval is, *fails* when none of it is.
 
     ``margins``: ``perplexity`` (B above A) and ``top1`` (positions in which they differ). There is none on KL: what is
-    known of it is a lower bound, which can show a loss and never its absence.
+    known of it is a lower bound, which can show a loss and never its absence. Nor does that on perplexity hold where B
+    gives a real token no probability at all.
     """
     out = []
     for name, margin, says, side in CLAIMS:
@@ -202,9 +217,12 @@ def claims(found: Mapping[str, Any], margins: Mapping[str, float]) -> list[dict[
         if low is not None and high is not None:
             good, bad = (high <= limit, low > limit) if side > 0 else (low >= limit, high < limit)
             state = "holds" if good else "fails" if bad else "undecided"
+        endless = side > 0 and bool(found["impossible"])
+        if endless and state == "holds":
+            state = "undecided"
         out.append({"claim": says(m), "figure": name, "margin": m, "limit": limit, "state": state, "value": value,
                     "low": low, "high": high, "texts": found["texts"], "next_step":
-                    _more(found, name, limit) if state == "undecided" else ""})  # fmt: skip
+                    "" if state != "undecided" else ENDLESS if endless else _more(found, name, limit)})  # fmt: skip
     return out
 
 
@@ -233,7 +251,8 @@ def _row(s: Scored, i: int) -> tuple[Array, Array]:
 
 
 def _arrays(text: Mapping[str, Any]) -> dict[str, Array]:
-    return {k: np.array([np.nan if v is None else v for v in text[k]], dtype=np.float64) for k in COLUMNS}
+    out = {k: np.array([np.nan if v is None else v for v in text[k]], dtype=np.float64) for k in COLUMNS}
+    return out | {IMPOSSIBLE: np.array(text.get(IMPOSSIBLE, [0.0] * len(out["at"])), dtype=np.float64)}
 
 
 def _told(values: Array) -> Array:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from whywait.analyze.grade import json_in
 from whywait.analyze.grade_checks import script_shares
+from whywait.analyze.grade_json import json_values
 from whywait.analyze.quality import Paired, Rule, paired
 from whywait.core.table import Array
 from whywait.core.tasks import Answered, Case
@@ -138,7 +138,7 @@ def signs(case: Case, answered: Answered) -> dict[str, float | None]:
         compression=compression(whole),
     )
     if case.grader.kind in ("json", "json_schema"):
-        out["invalid_json"] = float(not json_in(text)[1])
+        out["invalid_json"] = float(not json_values(text))
     return out
 
 

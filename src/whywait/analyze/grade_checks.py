@@ -53,11 +53,21 @@ def _all(value: Any) -> list[str]:
     return [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
+def _in_order(text: str, pieces: list[str]) -> bool:
+    at = 0
+    for piece in pieces:
+        found = text.find(piece, at)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return True
+
+
 CHECKS: Final[Mapping[str, Callable[[str, Any], bool]]] = {
     "contains": lambda t, v: all(_low(x) in _low(t) for x in _all(v)),
     "contains_any": lambda t, v: any(_low(x) in _low(t) for x in _all(v)),
     "absent": lambda t, v: not any(_low(x) in _low(t) for x in _all(v)),
-    "in_order": lambda t, v: re.search(".*".join(re.escape(_low(x)) for x in _all(v)), _low(t), re.S) is not None,
+    "in_order": lambda t, v: _in_order(_low(t), [_low(x) for x in _all(v)]),
     "starts": lambda t, v: _low(t.strip().strip(_EDGES)).startswith(_low(str(v))),
     "ends": lambda t, v: _low(t.strip()).endswith(_low(str(v))),
     "is": lambda t, v: _low(t.strip(_EDGES)) in [_low(x).strip(_EDGES) for x in _all(v)],

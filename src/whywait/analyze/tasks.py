@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whywait.core.tasks import UNGRADABLE
+
 ALWAYS, NEVER = 0.95, 0.05  # of both arms: such tasks are too easy or too hard to show a loss
 FEW = 100
 
@@ -45,6 +47,13 @@ def doubts(rows: Sequence[Row]) -> list[dict[str, str]]:
             out.append({"what": f"{len(kinds)} of {len(rows)} tasks of arm {name.upper()} were not answered",
                         "why": f"{', '.join(sorted(set(kinds)))}; they count as wrong",
                         "next": "see the service's log, then ask again"})  # fmt: skip
+    bad = [str(r["id"]) for r in rows if any(str(r[k]["why"]).startswith(UNGRADABLE) for k in ("a", "b"))]
+    if bad:
+        whys = {str(r[k]["why"]).partition(": ")[2] for r in rows for k in ("a", "b") if r["id"] in bad} - {""}
+        out.append({"what": f"{len(bad)} of {len(rows)} tasks could not be graded",
+                    "why": f"{', '.join(sorted(whys))} ({', '.join(bad[:3])}{' …' if len(bad) > 3 else ''}); "
+                           "they count as wrong",
+                    "next": "a simpler pattern, schema or check in these cases"})  # fmt: skip
     dull = []
     for category in dict.fromkeys(str(r["category"]) for r in rows):
         mine = [r for r in rows if r["category"] == category]

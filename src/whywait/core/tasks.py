@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 #: How an answer is judged. The first six are a user's to choose in a JSONL, ``checks`` is of the built-in sets.
 GRADERS: Final = ("exact", "numeric", "choice", "regex", "json", "json_schema", "checks")
+UNGRADABLE: Final = "cannot be graded"  # how the reason of such a grade begins
+#: What ``checks`` may hold (``analyze/grade_checks.py``), and of which kind its value is.
+CHECK_VALUES: Final[Mapping[str, str]] = {
+    "contains": "texts", "contains_any": "texts", "absent": "texts", "in_order": "texts", "is": "texts",
+    "starts": "text", "ends": "text", "script": "text", "full": "pattern", "upper": "flag", "lower": "flag",
+    "times": "counts", "words": "number", "words_min": "number", "words_max": "number", "sentences": "number",
+    "lines": "number", "items": "number", "bullets": "number", "numbered": "number",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,14 @@ class Grader:
     schema: Mapping[str, Any] | None = None
     checks: Mapping[str, Any] = field(default_factory=dict)
     language: str = ""
+
+
+class Grade(NamedTuple):
+    """``got`` is what was taken for the final answer, ``why`` says in a word or two what was wrong with it."""
+
+    right: bool
+    got: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from whywait.analyze import agreement
+from whywait.analyze import agreement, degeneration
 
 MOST_OUTSIDE = 0.05  # of A's probability lumped, on average: above it KL is a weak bound
 MOST_UNTOLD = 0.05
@@ -60,6 +60,10 @@ def doubts(found: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], same
     if f and f["untold"] and f["untold"] > MOST_UNTOLD:
         out.append(_doubt("perplexity leaves positions out", f"an arm did not tell the probability of the real token "
                           f"at {f['untold']:.0%} of them", "--top N: longer lists"))  # fmt: skip
+    if f and f["impossible"]:
+        out.append(_doubt("B's perplexity is infinite", f"at {f['impossible']:.2%} of the positions it gives the real "
+                          "token no probability at all; the figure is of the others",
+                          "see whether B's probabilities are broken"))  # fmt: skip
     if f and f["texts"] < FEW_TEXTS:
         out.append(_doubt("few texts", f"{f['texts']} texts say little of others", "--text FILE, repeatable"))
     a, b = arms.get("A", {}), arms.get("B", {})
@@ -97,9 +101,31 @@ def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
         return None
     rows = {r["name"]: r for r in result["tasks"][part]}
     wanted = part if len(rest) == 1 else f"{part}: {rest[0]}" if part == "accuracy" else rest[0]
+    if wanted not in rows:
+        if part == "degeneration" and wanted in SIGN_NAMES:
+            return None  # too few answers tell it
+        if part == "accuracy" and {c["category"] for c in result["cases"]} == {rest[0]}:
+            wanted = part  # the only category has no row of its own
     name, scale = names[rest[-1]]
     value: float | None = rows[wanted][name]
     return None if value is None else scale * value
+
+
+def known(path: Sequence[str], categories: Collection[str] | None) -> bool:
+    """Whether a comparison of such tasks has this figure for ``--fail-if`` (see :func:`gate`), known or not.
+    ``categories`` None: they are known only at the end."""
+    part, rest = path[0], path[1:]
+    if part == "agreement":
+        return len(rest) == 1 and rest[0] in agreement.figures([])
+    names = POINTS.get(part)
+    if names is None or not 1 <= len(rest) <= 2 or rest[-1] not in names:
+        return False
+    if part == "degeneration":
+        return len(rest) == 2 and rest[0] in SIGN_NAMES
+    return len(rest) == 1 or categories is None or rest[0] in categories
+
+
+SIGN_NAMES = frozenset((*degeneration.SIGNS.values(), *degeneration.FIGURES.values()))
 
 
 #: What a gate calls a figure → what the paired comparison calls it, and what it is multiplied by. A loss is above 0.

@@ -8,13 +8,15 @@ relative, options, pattern, schema, language``. What a line lacks or has wrong i
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from whywait.core.tasks import GRADERS, Case, Grader
-from whywait.errors import MissingExtra, UsageError
+from whywait.errors import UsageError
+from whywait.load.case_rules import check_checks, check_schema
 from whywait.load.case_sets import MADE, SETS, book, made
 
 EACH = 40  # cases per category
@@ -28,20 +30,31 @@ FIELDS: Final = (
 NEEDS: Final[Mapping[str, str]] = {"regex": "pattern", "json_schema": "schema", "checks": "checks"}
 
 
-def cases_of(spec: str, seed: int = 1, n: int = EACH, context: int | None = None) -> list[Case]:
+def cases_of(
+    spec: str,
+    seed: int = 1,
+    n: int | None = None,
+    context: int | None = None,
+    *,
+    usual: int = EACH,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Case]:
     """The cases of ``spec``: ``all``, names of built-in sets (``counting:1-3``: these levels only) and paths of JSONL
     files, with commas between.
 
     Args:
         seed: of what is generated. Same seed, same cases.
-        n: at most so many of each category; of a file all are taken when it is 0.
+        n: at most so many of each category; 0: all that are written. None: ``usual`` of the built-in sets, and a
+            user's own file as a whole.
         context: tokens a request may have, where the service says; longer needles are left out.
+        say: told of what is left out of what is written.
 
     Raises:
         UsageError: no such set or file, or a line of it is wrong.
         MissingExtra: a case is graded by a JSON schema and ``jsonschema`` is not installed.
     """
     out: list[Case] = []
+    each = usual if n is None else n
     for word in (w.strip() for w in spec.split(",")):
         name, _, span = word.partition(":")
         if word == "all":
@@ -49,16 +62,19 @@ def cases_of(spec: str, seed: int = 1, n: int = EACH, context: int | None = None
         elif word in SETS:
             names = (word,)
         elif name in MADE and (levels := _span(span)):
-            out += made(name, (seed, n or EACH), context or CONTEXT, levels)
+            out += made(name, (seed, each or EACH), context or CONTEXT, levels)
             continue
         elif Path(word).is_file():
-            out += _first(read(Path(word)), n)
+            out += _first(read(Path(word)), n or 0, word, say)
             continue
         else:
             known = f"sets: {', '.join(SETS)} and all; a file of your own is a JSONL (docs/quality-tasks.md)"
             raise UsageError(f"there is no set of tasks or file {word!r}", known)
         for name in names:
-            out += made(name, (seed, n or EACH), context or CONTEXT) if name in MADE else _first(_written(name), n)
+            if name in MADE:
+                out += made(name, (seed, each or EACH), context or CONTEXT)
+            else:
+                out += _first(_written(name), each, name, say)
     return _unique(out)
 
 
@@ -157,10 +173,9 @@ def _grader(row: Mapping[str, Any], wrong: _Wrong) -> Grader:
             "pattern", f"it is no regular expression: {exc}", "Python's re, searched for in the answer"
         ) from None
     checks, schema = row.get("checks", {}), row.get("schema")
-    if not isinstance(checks, dict):
-        raise wrong("checks", "it is not an object", "name: value, see docs/quality-tasks.md")
-    if schema is not None:
-        _check_schema(schema, wrong)
+    check_checks(checks, wrong)
+    if "schema" in row:
+        check_schema(schema, wrong)
     options = row.get("options", [])
     if not isinstance(options, list) or not all(isinstance(o, str) and o for o in options):
         raise wrong("options", "it is not a list of texts", 'such as ["yes", "no"]; default: the letters A to Z')
@@ -183,7 +198,10 @@ def _answers(row: Mapping[str, Any], kind: str, wrong: _Wrong) -> tuple[Any, ...
         raise wrong("answer", "the list is empty", "what is right; a list means any of them")
     if kind == "numeric":
         try:
-            return tuple(float(str(a).replace(",", "")) for a in answers)
+            values = tuple(float(str(a).replace(",", "")) for a in answers)
+            if all(map(math.isfinite, values)):
+                return values
+            raise ValueError
         except ValueError:
             raise wrong("answer", f"{found!r} is not a number", "such as 42 or 3.5") from None
     if kind in ("exact", "choice"):
@@ -191,17 +209,6 @@ def _answers(row: Mapping[str, Any], kind: str, wrong: _Wrong) -> tuple[Any, ...
             raise wrong("answer", "it is not a text", 'such as "Paris"')
         return tuple(str(a) for a in answers)
     return answers
-
-
-def _check_schema(schema: Any, wrong: _Wrong) -> None:
-    try:
-        import jsonschema
-    except ImportError:
-        raise MissingExtra("a case that is graded by a JSON schema", "quality") from None
-    try:
-        jsonschema.validators.validator_for(schema).check_schema(schema)
-    except (jsonschema.SchemaError, AttributeError, TypeError) as exc:
-        raise wrong("schema", f"it is no JSON schema: {getattr(exc, 'message', exc)}", "see json-schema.org") from None
 
 
 def _text(row: Mapping[str, Any], name: str, wrong: _Wrong) -> str:
@@ -237,7 +244,7 @@ def _written(name: str) -> list[Case]:
     return [case_of(json.dumps({"category": name, **row}), i, f"{name}.jsonl") for i, row in enumerate(book(name), 1)]
 
 
-def _first(cases: Sequence[Case], n: int) -> list[Case]:
+def _first(cases: Sequence[Case], n: int, name: str, say: Callable[[str], None]) -> list[Case]:
     """The first ``n`` of each category, all when 0."""
     seen: dict[str, int] = {}
     out = []
@@ -245,6 +252,8 @@ def _first(cases: Sequence[Case], n: int) -> list[Case]:
         seen[case.category] = seen.get(case.category, 0) + 1
         if not n or seen[case.category] <= n:
             out.append(case)
+    if len(out) < len(cases):
+        say(f"{name}: {len(out)} of its {len(cases)} cases are asked, {n} of each category (--cases 0: all)")
     return out
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from whywait import app, qualifying
 from whywait.core.schedule import Workload
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
-from whywait.judge.agreed import gate
+from whywait.judge.agreed import gate, known
 from whywait.judge.gates import Gate
 from whywait.lab.arms import EMBEDDED, Arm, arm_of
 from whywait.load.cases import EACH, cases_of
@@ -45,6 +48,7 @@ def quality(args: argparse.Namespace) -> int:
     a = arm_of(args.a)
     b = arm_of(args.b) if args.b is not None else a
     plan = _plan(args, qualifying.Plan(a, b, _options(args)))
+    _check_gates(gates, plan)
     stderr(qualifying.ceiling(plan))
     if not plan.same and not args.only:
         stderr("how much do two runs of the same differ here? the same command with --aa in place of B tells")
@@ -73,8 +77,14 @@ def show(args: argparse.Namespace) -> int:
     gates = gates_of(args.fail_if)
     measure._writable(args.html)
     c = qualifying.load(args.run_dir)
+    try:
+        page = quality_html.render(c.result())
+        print_quality(c.result(), "", Console(file=io.StringIO()))
+    except Exception as exc:  # a file that was changed by hand
+        what = f"{c.directory / qualifying.NOTE} is damaged: {type(exc).__name__}: {exc}"
+        raise UsageError(what, "give the folder of whywait quality") from None
     if args.html:
-        write_page(Path(args.html), quality_html.render(c.result()), "the comparison is")
+        write_page(Path(args.html), page, "the comparison is")
     return _finish(args, c, gates)
 
 
@@ -117,9 +127,11 @@ def _plan(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Plan:
             raise UsageError(f"{flag} of {value:g} is not between 0 and 100", "per cent; points of accuracy")
     most = args.positions or MOST_TEXTS
     texts = [] if args.only == "tasks" else texts_of(args.text, args.context, min(most, MOST_TEXTS))
-    each = args.cases or (EACH_EMBEDDED if EMBEDDED in (plan.a.kind, plan.b.kind) else EACH)
+    usual = EACH_EMBEDDED if EMBEDDED in (plan.a.kind, plan.b.kind) else EACH
     tasks = args.tasks or ("" if args.suite else "all")
-    cases = [] if not tasks or args.only == "agreement" else cases_of(tasks, plan.options.seed, each)
+    cases = []
+    if tasks and args.only != "agreement":
+        cases = cases_of(tasks, plan.options.seed, args.cases, usual=usual, say=stderr)
     suites = None
     if args.suite and args.only != "agreement":
         more = {"limit": args.cases or 0, "include": args.suite_path, "at_once": args.at_once}
@@ -129,6 +141,17 @@ def _plan(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Plan:
         positions=args.positions, context=args.context, top=args.top, margins=margins, at_once=args.at_once,
         keep_text=args.keep_text,
     )  # fmt: skip
+
+
+def _check_gates(gates: list[Gate], plan: qualifying.Plan) -> None:
+    """
+    Raises:
+        UsageError: a condition on a figure that this comparison cannot have: said before anything is asked.
+    """
+    categories = None if plan.suites else {c.category for c in plan.cases}  # lm-eval's names are known at the end
+    for g in gates:
+        if g.text != gated.WORSE and not known(g.path, categories):
+            raise UsageError(f"--fail-if: a comparison has no {'.'.join(g.path)!r}", EXAMPLE)
 
 
 def _options(args: argparse.Namespace) -> app.Options:
