@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from whywait import __version__, flags, flags_lab, flags_sim
+from whywait.core.plain import plain
 from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = getattr(importlib.import_module(module), function)(args)
     except WhywaitError as exc:
-        print(f"whywait: {exc.message}" + (f"\n  → {exc.hint}" if exc.hint else ""), file=sys.stderr)
+        print(plain(f"whywait: {exc.message}" + (f"\n  → {exc.hint}" if exc.hint else "")), file=sys.stderr)
         return exc.exit_code
     except KeyboardInterrupt:
         print("whywait: interrupted", file=sys.stderr)
@@ -133,8 +134,8 @@ def _ours(exc: Exception) -> int:
         where = where.tb_next
     at = f" at {os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else ""
     print(
-        f"whywait: a fault of our own: {type(exc).__name__}: {exc}{at}\n"
-        "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
+        plain(f"whywait: a fault of our own: {type(exc).__name__}: {exc}{at}\n")
+        + "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
         file=sys.stderr,
     )
     return EXIT_INTERNAL

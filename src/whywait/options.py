@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait.core import secrets
+from whywait.core.plain import plain
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
 from whywait.load.recipe import Load
@@ -91,4 +92,4 @@ def new_directory(out: str | None) -> Path:
 
 
 def stderr(line: str) -> None:
-    print(secrets.clean(line), file=sys.stderr, flush=True)
+    print(plain(secrets.clean(line)), file=sys.stderr, flush=True)
