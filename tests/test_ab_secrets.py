@@ -13,7 +13,6 @@ import pytest
 from whywait import trying
 from whywait.cli import main
 from whywait.core import secrets
-from whywait.core.plain import plain
 from whywait.errors import UsageError
 from whywait.lab.arms import arm_of
 from whywait.load.stub import StubProcess, StubThread
@@ -21,6 +20,7 @@ from whywait.load.stub_plan import Options as StubOptions
 from whywait.load.stub_plan import Plan as StubPlan
 from whywait.report.text import console
 from whywait.session import stderr
+from whywait.units import plain
 
 KEY = "sk-Qw8eRt7yUi"
 FLAGS = ["--no-floor", "--prompt-tokens", "16", "--output-tokens", "3", "--concurrency", "2", "--requests", "4",
@@ -128,6 +128,15 @@ def test_escapes_of_others_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     c.print(evil, markup=False)
     c.print("[bold]own[/bold] style")
     assert out.getvalue() == "model[31mRED]0;title2Jback\nown style\n"
+
+
+def test_escapes_in_an_error_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "/nowhere/\x1b[31mRED\u202e"]) == 2
+    err = capsys.readouterr().err
+    assert "[31mRED" in err
+    assert "\x1b" not in err
+    assert "\u202e" not in err
+    assert err.count("\n") >= 2
 
 
 def test_a_trial_of_models_with_escapes_in_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

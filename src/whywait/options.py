@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from whywait.core import secrets
-from whywait.core.plain import plain
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
 from whywait.load.recipe import Load
@@ -18,6 +17,7 @@ from whywait.net.endpoint import Endpoint
 from whywait.net.reach import Reach
 from whywait.probe.options import Probes
 from whywait.probe.promql import Prometheus
+from whywait.units import plain
 
 Say = Callable[[str], None]
 

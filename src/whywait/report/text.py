@@ -12,10 +12,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from whywait.core.plain import plain
 from whywait.report.model_rows import model_rows
 from whywait.report.text_parts import print_bands
-from whywait.units import load_name, ms, number, percent, size
+from whywait.units import load_name, ms, number, percent, plain, size
 
 PER_TABLE = 6
 INVALID = "INVALID: the client was late, so the figures are not the service's alone:"
