@@ -24,6 +24,7 @@ class StubEngine:
         self.folder, self.tokens, self.gap_s, self.prefill_s = folder, tokens, gap_s, prefill_s
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.faults: dict[str, Any] = {}
+        self.silent: tuple[str, ...] = ()  # fields of timings that it does not tell
         self.held: dict[int, str] = {}
         self.cancelled = 0
         self.streams = self.most_streams = 0
@@ -76,14 +77,14 @@ class StubEngine:
             found: dict[str, Any] = {"n_saved": 10, "n_written": path.stat().st_size, "timings": {"save_ms": 1.0}}
         else:
             self.held[slot] = path.read_text()[: len(path.read_text()) // 100]
-            found = {"n_restored": 10, "timings": {"restore_ms": 2.0}}
+            found = {"n_restored": 10, "timings": self._told({"restore_ms": 2.0})}
         reply.send(200, json.dumps(found).encode())
 
     def _answer(self, body: dict[str, Any], reply: Reply) -> None:
         prompt, slot = body["messages"][0]["content"], body.get("id_slot", 0)
         if not body.get("stream"):
             self.held[slot] = prompt
-            timings = {"prompt_n": 10, "prompt_ms": 5.0, "cache_n": 0, "predicted_n": 1}
+            timings = self._told({"prompt_n": 10, "prompt_ms": 5.0, "cache_n": 0, "predicted_n": 1})
             usage = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}}
             said = {"choices": [{"message": {"content": prompt}}], "timings": timings, "usage": usage}
             reply.on_gone = self._gone
@@ -108,6 +109,7 @@ class StubEngine:
                 reply.write(sse({"choices": [{"delta": {"content": prompt}, "finish_reason": None}]}))
                 return time.monotonic_ns() + int(self.gap_s * 1e9)
             timings = {"prompt_n": 1 if known else 10, "prompt_ms": 1.0 if known else 50.0, "predicted_n": self.tokens}
+            timings = self._told(timings)
             usage = {
                 "prompt_tokens": 10,
                 "completion_tokens": self.tokens,
@@ -118,6 +120,9 @@ class StubEngine:
             return None
 
         self._server.call_at(0, tick)
+
+    def _told(self, timings: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in timings.items() if k not in self.silent}
 
     def _gone(self) -> None:
         self.cancelled += 1

@@ -60,7 +60,8 @@ def test_what_a_claim_came_to(metric: str, way: str, want: str) -> None:
 def test_where_it_turns() -> None:
     row = rows(("1600", "above", 2.0), ("0", "below", 0.5), ("400", "open", 1.0), ("100", "below", 0.8))
     assert [x["value"] for x in row["at"]] == ["0", "100", "400", "1600"]  # by size, not as given
-    assert row["turn"] == {"from": "gain", "to": "loss", "between": ["100", "1600"]}
+    want = {"from": "gain", "to": "loss", "between": ["100", "1600"], "through": [], "near": 400}
+    assert row["turn"] == want
     assert "gain turns to loss between 100 and 1600" in said_of(row)
 
 
@@ -91,6 +92,41 @@ def test_words_as_values_keep_their_order() -> None:
     assert row["near"] is None
 
 
+def test_every_turn_is_told() -> None:
+    row = rows(("0", "below", 0.5), ("1", "above", 2.0), ("2", "below", 0.5), ("3", "above", 2.0))
+    assert [(t["from"], t["to"], *t["between"]) for t in row["turns"]] == [
+        ("gain", "loss", "0", "1"), ("loss", "gain", "1", "2"), ("gain", "loss", "2", "3")
+    ]  # fmt: skip
+    assert [t["near"] for t in row["turns"]] == pytest.approx([0.5, 1.5, 2.5])
+    said = said_of(row)
+    assert "gain turns to loss between 0 and 1" in said
+    assert "then loss turns to gain between 1 and 2" in said
+    assert "near 2.5" in said
+
+
+def test_no_change_that_a_turn_goes_over_is_named() -> None:
+    row = rows(("0", "below", 0.5), ("1", "same", 1.0), ("2", "above", 2.0))
+    assert row["turn"]["through"] == ["1"]
+    assert said_of(row).startswith("gain turns to loss between 0 and 2, with no change at 1")
+
+
+@pytest.mark.parametrize(
+    ("effects", "want"),
+    [
+        ((0.5, 1.0, 2.0), [1]),  # exactly none is a crossing
+        ((0.5, 1.0, 1.0, 2.0), [1.5]),
+        ((0.5, 1.0, 0.5), []),  # it only touches
+        ((0.5, 1.0), []),
+        ((1.0, 1.0), []),
+        ((0.5, 2.0, 0.5), [0.5, 1.5]),
+    ],
+)
+def test_where_effects_cross_no_change(effects: tuple[float, ...], want: list[float]) -> None:
+    row = rows(*((str(i), "open", e) for i, e in enumerate(effects)))
+    assert row["crossings"] == pytest.approx(want)
+    assert all(f"{x:.4g}" in said_of(row) for x in want)
+
+
 @pytest.mark.parametrize("text", ["", "delay_ms", "delay_ms=", "delay_ms=1", "delay_ms=1,1", "delay_ms=1,,2", "=1,2"])
 def test_what_is_no_list_of_values(text: str) -> None:
     with pytest.raises(UsageError):
@@ -99,6 +135,35 @@ def test_what_is_no_list_of_values(text: str) -> None:
 
 def test_folders_stay_below() -> None:
     assert "/" not in varying.folder_of("x", "../../etc")
+
+
+def test_no_two_values_share_a_folder() -> None:
+    values = ["a b", "a_b", "a/b", "a" * 120, "a" * 121, "a" * 119 + "b"]
+    assert len({varying.folder_of("t", v) for v in values}) == len(values)
+    assert varying.folder_of("delay_ms", "100") == "delay_ms=100"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"name":"x"}',
+        '{"name":"x","values":3}',
+        '{"name":"x","values":["1",2]}',
+        '{"name":"x","values":[]}',
+        '{"name":["x"],"values":["1","2"]}',
+        '{"name":"../..","values":["../../etc"]}',
+    ],
+)
+def test_a_damaged_table(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / varying.NOTE).write_text(text)
+    assert main(["show", str(tmp_path)]) == 2
+    assert "holds no table" in capsys.readouterr().err
+    assert main(["ab", *ARMS, "--vary", "delay_ms=36,4", *FLAGS, "--out", str(tmp_path)]) == 2
+    assert "holds no table" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

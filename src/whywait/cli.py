@@ -60,6 +60,9 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 
+SPACES = "\n\t\u00a0\u2009\u202f"  # that are not printable by Python's word
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         print(f"{self.prog}: {message}\n  → {self.prog} --help shows the flags", file=sys.stderr)
@@ -104,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = getattr(importlib.import_module(module), function)(args)
     except WhywaitError as exc:
-        print(f"whywait: {exc.message}" + (f"\n  → {exc.hint}" if exc.hint else ""), file=sys.stderr)
+        _say(f"whywait: {exc.message}" + (f"\n  → {exc.hint}" if exc.hint else ""))
         return exc.exit_code
     except KeyboardInterrupt:
         print("whywait: interrupted", file=sys.stderr)
@@ -132,12 +135,14 @@ def _ours(exc: Exception) -> int:
     while where is not None and where.tb_next is not None:
         where = where.tb_next
     at = f" at {os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else ""
-    print(
-        f"whywait: a fault of our own: {type(exc).__name__}: {said_by(exc)}{at}\n"
-        "  → please report it; WHYWAIT_DEBUG=1 shows the traceback",
-        file=sys.stderr,
-    )
+    what = f"{type(exc).__name__}: {said_by(exc)}{at}"
+    _say(f"whywait: a fault of our own: {what}\n  → please report it; WHYWAIT_DEBUG=1 shows the traceback")
     return EXIT_INTERNAL
+
+
+def _say(text: str) -> None:
+    """It may hold what a service said: nothing in it moves the cursor or colours (as ``units.plain``)."""
+    print("".join(c for c in text if c.isprintable() or c in SPACES), file=sys.stderr)
 
 
 if __name__ == "__main__":

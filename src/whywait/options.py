@@ -17,6 +17,7 @@ from whywait.net.endpoint import Endpoint
 from whywait.net.reach import Reach
 from whywait.probe.options import Probes
 from whywait.probe.promql import Prometheus
+from whywait.units import plain
 
 Say = Callable[[str], None]
 
@@ -91,4 +92,4 @@ def new_directory(out: str | None) -> Path:
 
 
 def stderr(line: str) -> None:
-    print(secrets.clean(line), file=sys.stderr, flush=True)
+    print(plain(secrets.clean(line)), file=sys.stderr, flush=True)

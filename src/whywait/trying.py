@@ -24,12 +24,14 @@ from whywait.analyze.disturbed import disturbances
 from whywait.core.run import write_json
 from whywait.core.secrets import cleaned
 from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
+from whywait.judge.kept import check_trial
 from whywait.judge.paired import MARGIN, Asked
 from whywait.judge.trial import judged
 from whywait.lab.arms import EMBEDDED, Arm, command_of, roomy
 from whywait.lab.cpus import cpu_split
 from whywait.lab.disagg import OWN, Fleet
 from whywait.lab.faults import calibration_ms
+from whywait.lab.places import claimed
 from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import Load
@@ -87,6 +89,7 @@ class Plan:
             "asked": [dataclasses.asdict(a) for a in self.asked], "promise": self.promise, "margin": self.margin,
             "low": self.low, "high": self.high, "exclude": list(self.exclude), "seed": self.seed, "warm": self.warm,
             "technique": self.technique, "workload": o.workload.as_dict(), "slo": dict(o.slo), "model": o.model,
+            "dialect": o.dialect, "stream": o.stream, "body": o.body, "headers": [name for name, _ in o.reach.headers],
             **({"quality_arms": [roomy(a).text for a in (self.a, self.b)]} if self.changes_answers else {}),
         }  # fmt: skip
 
@@ -118,23 +121,36 @@ class Trial:
         head = {"whywait_version": __version__, "kind": "trial", "plan": dict(self.plan), "order": self.order,
                 "partial": bool(self.partial), "partial_reason": self.partial, "aa": self.noise_of,
                 "salt": self.salt, "quality": self.quality}  # fmt: skip
-        found: dict[str, Any] = {**head, **judged(self.plan, self.rounds), "rounds": self.rounds}
+        found: dict[str, Any] = cleaned({**head, **judged(self.plan, self.rounds), "rounds": self.rounds})
         return found
 
     def save(self) -> dict[str, Any]:
-        found: dict[str, Any] = cleaned(self.result())
+        found = self.result()
         write_json(self.directory / NOTE, found)
         return found
 
 
-def trial(plan: Plan, directory: Path, say: Say = stderr, watch: app.Watch | None = None, noise_of: str = "") -> Trial:
+def trial(
+    plan: Plan, directory: Path, say: Say = stderr, watch: app.Watch | None = None, *, noise_of: str = "",
+    whole_ok: bool = False,
+) -> Trial:  # fmt: skip
     """Run rounds until every claim is decided, at most ``plan.high`` of each arm; go on where ``directory`` holds a
-    part of this very trial.
+    part of this very trial. ``whole_ok``: the answers are compared next, so a whole trial whose comparison is missing
+    or was cut off comes back as it is.
 
     Raises:
         WhywaitError: before a single pair was measured. Afterwards what there is comes back, with ``error``.
     """
-    t = _begun(plan, directory, noise_of)
+    with alone(directory):
+        return _trial(plan, _begun(plan, directory, noise_of, whole_ok), say, watch)
+
+
+def alone(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Two processes with one --out would write over each other's trial: the second is refused (UsageError)."""
+    return claimed(directory)
+
+
+def _trial(plan: Plan, t: Trial, say: Say, watch: app.Watch | None) -> Trial:
     try:
         while not _over(plan, t):
             _round(plan, t, say, watch)
@@ -162,30 +178,37 @@ def load(directory: str | Path) -> Trial:
     path = Path(directory) / NOTE
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return Trial(kept["plan"], Path(directory), kept["rounds"], kept["order"], kept["partial_reason"],
-                     noise_of=kept["aa"], quality=kept.get("quality"), salt=kept["salt"])  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        check_trial(kept)
+        t = Trial(kept["plan"], Path(directory), kept["rounds"], kept["order"], kept["partial_reason"],
+                  noise_of=kept["aa"], quality=kept.get("quality"), salt=kept["salt"])  # fmt: skip
+        t.result()  # whatever else is wrong shows in judging it
+    except OSError as exc:
+        raise UsageError(f"{path}: {exc.strerror}", "give the folder of whywait ab") from None
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise UsageError(f"{path} holds no whywait trial: {exc}", "give the folder of whywait ab") from None
+    return t
 
 
-def _begun(plan: Plan, directory: Path, noise_of: str) -> Trial:
+def _begun(plan: Plan, directory: Path, noise_of: str, whole_ok: bool) -> Trial:
     if not (directory / NOTE).exists():
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
         directory.mkdir(parents=True, exist_ok=True)
         return Trial(plan.as_dict(), directory, order=order(plan.seed, 2 * plan.high), noise_of=noise_of)
     t = load(directory)
-    mine = json.loads(json.dumps(plan.as_dict()))
+    mine = cleaned(json.loads(json.dumps(plan.as_dict())))
     other = [k for k in mine if mine[k] != t.plan.get(k)]
     if other:
         raise UsageError(f"{directory} holds another trial: {', '.join(other)} differ", "choose a new folder for --out")
     t.rounds = [r for r in t.rounds if r["whole"]]
     if len(t.rounds) % 2:  # the second of a pair comes right after the first, or they are no pair
         t.rounds.pop()
+    if _over(plan, t):
+        if whole_ok and (t.quality is None or t.quality["partial"]):
+            return t
+        raise UsageError(f"{directory} holds this trial, and it is whole", f"whywait show {directory}")
     # What is measured again must not be found in the cache of a service that ran on.
     t.partial, t.salt = t.partial or "it was cut off", os.urandom(4).hex()
-    if _over(plan, t):
-        raise UsageError(f"{directory} holds this trial, and it is whole", f"whywait show {directory}")
     return t
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -76,3 +77,12 @@ def _sig(value: float) -> str:
     rounded = float(f"{value:.3g}")  # 9.996 is 10.0, not 10.00
     digits = max(0, 2 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{min(digits, 6)}f}" if digits else f"{round(value):,}"
+
+
+#: C0 and C1 controls but tab and newline, and the marks that turn the direction of what follows.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Text of others (a service, a file) as a terminal may have it: nothing in it moves the cursor or colours."""
+    return _CONTROLS.sub("", text)

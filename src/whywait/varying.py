@@ -7,6 +7,7 @@ they are, and the table is made from them again whenever it is shown.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -92,9 +93,17 @@ def vary(
     if "{" + name + "}" in plan.a.text:
         raise UsageError(f"arm A has {{{name}}} too", "what is varied is B's")
     plans = [dataclasses.replace(plan, b=arm_of(varied(plan.b.text, name, v))) for v in values]
+    with trying.alone(directory):
+        return _vary(plans, (name, values), directory, say, watch)
+
+
+def _vary(
+    plans: Sequence[trying.Plan], what: tuple[str, Sequence[str]], directory: Path, say: Say,
+    watch: Callable[[], app.Watch | None],
+) -> Varied:  # fmt: skip
+    name, values = what
     if (directory / NOTE).exists():
-        kept = json.loads((directory / NOTE).read_text(encoding="utf-8"))
-        if (kept.get("name"), kept.get("values")) != (name, list(values)):
+        if _kept(directory) != (name, tuple(values)):
             raise UsageError(f"{directory} varies something else", "choose a new folder for --out")
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
@@ -125,12 +134,7 @@ def load(directory: str | Path) -> Varied:
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    path = Path(directory) / NOTE
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        name, values = str(kept["name"]), tuple(map(str, kept["values"]))
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise UsageError(f"{path} holds no table of trials: {exc}", "give the folder of whywait try --vary") from None
+    name, values = _kept(Path(directory))
     out = Varied(name, Path(directory), values)
     for v in values:
         if (out.directory / folder_of(name, v) / trying.NOTE).exists():
@@ -139,13 +143,37 @@ def load(directory: str | Path) -> Varied:
 
 
 def folder_of(name: str, value: str) -> str:
-    """Of a value's trial, below the table's."""
-    return re.sub(r"[^\w.=+-]", "_", f"{name}={value}")[:100]
+    """Of a value's trial, below the table's. No two values have the same: where letters had to go, a mark is added."""
+    text = f"{name}={value}"
+    safe = re.sub(r"[^\w.=+-]", "_", text)
+    return safe if safe == text and len(text) <= 100 else f"{safe[:90]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _kept(directory: Path) -> tuple[str, tuple[str, ...]]:
+    """Name and values of the table that is kept there.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    path = directory / NOTE
+    hint = "give the folder of whywait ab or try --vary"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        name, values = kept["name"], kept["values"]
+        if not isinstance(name, str) or not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+            raise ValueError("name and values are no texts")
+        return parse(f"{name}={','.join(values)}")
+    except OSError as exc:
+        raise UsageError(f"{path}: {exc.strerror}", hint) from None
+    except (ValueError, LookupError, TypeError, RecursionError) as exc:
+        raise UsageError(f"{path} holds no table of trials: {exc}", hint) from None
+    except UsageError:
+        raise UsageError(f"{path} holds no table of trials: it varies nothing", hint) from None
 
 
 def headline(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: what turns, or that nothing does."""
-    found = [f"{r['claim'].removeprefix('B ')}: {r['said']}" for r in rows if r["turn"]]
+    found = [f"{r['claim'].removeprefix('B ')}: {r['said']}" for r in rows if r["turns"]]
     return f"by {name}: " + ("; ".join(found) if found else "no claim turns between gain and loss here")
 
 
@@ -154,7 +182,7 @@ def _whole(plan: trying.Plan, directory: Path) -> trying.Trial | None:
     if not (directory / trying.NOTE).exists():
         return None
     t = trying.load(directory)
-    same = json.loads(json.dumps(plan.as_dict())) == json.loads(json.dumps(dict(t.plan)))
+    same = cleaned(json.loads(json.dumps(plan.as_dict()))) == json.loads(json.dumps(dict(t.plan)))
     return t if same and not t.partial else None
 
 

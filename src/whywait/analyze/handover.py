@@ -35,9 +35,13 @@ def handovers(run: Run, point: int) -> dict[str, float | None]:
     row = run.points["point"] == point
     span = int(run.points["start_ns"][row][0]), int(run.points["end_ns"][row][0])
 
+    done = delta(run.readings, "handover_seconds_count", span)
+
     def grew(name: str) -> float | None:
         found = delta(run.readings, name, span)
-        return None if found is None else found.high  # from before the point to after it
+        if found is None or (done is not None and found.end_ns < done.end_ns):  # it fell silent: an engine did not tell
+            return None
+        return found.high  # from before the point to after it
 
     n = grew("handover_seconds_count")
     for figure, counter in PARTS.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.compare import Effect, effects, metric_of
+from whywait.analyze.compare import CLASS, Effect, effects, metric_of
 from whywait.analyze.disturbed import RULES
 from whywait.analyze.stats import Doubt, Estimate
 from whywait.judge import paired, turns
@@ -80,12 +80,18 @@ def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
     """A figure of a trial for ``--fail-if``: ``FIGURE[@LOAD].ratio``, ``.ratio_low``, ``.ratio_high``, ``.difference``,
     ``.difference_low``, ``.difference_high``, ``.a`` or ``.b``. Bounds of what was claimed are the always-valid ones.
 
+    None where no round knew it.
+
     Raises:
         KeyError: there is no such figure.
     """
     name, key = ".".join(path[:-1]), path[-1]
+    if not can_gate(path):
+        raise KeyError(name)
     load = next(iter(result["effects"]))
-    e = result["effects"][load][name]
+    e = result["effects"][load].get(name)
+    if e is None:
+        return None
     what, _, side = key.partition("_")
     if key in ("a", "b"):
         return None if e[key] is None else float(e[key])
@@ -95,6 +101,21 @@ def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:
         if c["metric"] == name and c["load"] == load and c["scale"] == what:
             bounds = [c["value"], c["low"], c["high"]]
     return None if bounds[at] is None else float(bounds[at])
+
+
+#: What ``gate`` tells of a figure.
+TOLD = ("a", "b", *(f"{what}{side}" for what in ("ratio", "difference") for side in ("", "_low", "_high")))
+
+
+def can_gate(path: Sequence[str], classes: Sequence[str] | None = None) -> bool:
+    """Whether a trial can have this figure (``classes``: of a workload with these), whatever its rounds will know."""
+    name = ".".join(path[:-1])
+    try:
+        metric_of(name)
+    except KeyError:
+        return False
+    mine = classes is None or not name.startswith(CLASS) or any(name.startswith(f"{CLASS}{c}.") for c in classes)
+    return mine and path[-1] in TOLD
 
 
 def surely_worse(result: Mapping[str, Any]) -> list[str]:

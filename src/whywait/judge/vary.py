@@ -2,7 +2,8 @@
 
 A gain (loss) at a value is one that the value's own trial is sure of, by its always-valid intervals. It turns between
 the last value of a sure gain and the first of a sure loss (or the other way round); values that decide nothing may lie
-in between. Pure, and from plain values (``trying.Trial.result()``).
+in between, and sure ones of no change, which are then named. It may turn more than once. Pure, and from plain values
+(``trying.Trial.result()``).
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def outcome(claim: Mapping[str, Any]) -> str:
 
 
 def turns(trials: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """``trials`` are (value, result) → one row per claim: ``metric, load, kind, claim, at, turn, near``.
+    """``trials`` are (value, result) → one row per claim: ``metric, load, kind, claim, at, turns, turn, crossings,
+    near``.
 
     ``at`` has the effect at each value in the order of the values (numbers in their order, others as given): ``value,
-    a, b, effect, low, high, scale, unit, outcome, pairs``. ``turn`` is ``{"from", "to", "between": [v, w]}`` or None;
-    ``near`` is where straight lines between the effects (logarithms of ratios) cross no change, for values that are
-    numbers: an estimate without an error.
+    a, b, effect, low, high, scale, unit, outcome, pairs``. ``turns`` are all of ``{"from", "to", "between": [v, w],
+    "through": [values of no change], "near"}`` in that order, ``turn`` the first or None. ``crossings`` are where
+    straight lines between the effects (logarithms of ratios) cross no change, for values that are numbers: estimates
+    without an error; ``near`` of a row is the first, of a turn the only one between its values.
     """
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for value, result in in_order(trials):
@@ -44,19 +47,20 @@ def turns(trials: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
                 "scale": c["scale"], "unit": c["unit"], "outcome": outcome(c), "pairs": c["pairs"],
             })  # fmt: skip
     for row in rows.values():
-        row["turn"], row["near"] = _turn(row["at"]), _near(row["at"])
+        row["crossings"] = _crossings(row["at"])
+        row["turns"] = _turns(row["at"], row["crossings"])
+        row["turn"], row["near"] = next(iter(row["turns"]), None), next(iter(row["crossings"]), None)
     return list(rows.values())
 
 
 def said_of(row: Mapping[str, Any]) -> str:
-    """A row's turn in words."""
+    """A row's turns in words."""
     seen = {x["outcome"] for x in row["at"]}
-    if row["turn"]:
-        a, b = row["turn"]["between"]
-        near = "" if row["near"] is None else f" (the effects cross no change near {row['near']:.4g})"
-        return f"{row['turn']['from']} turns to {row['turn']['to']} between {a} and {b}{near}"
+    if row["turns"]:
+        return ", then ".join(map(_turn_said, row["turns"]))
     if seen == {OPEN} or not seen:
-        near = "" if row["near"] is None else f"; unsure as they are, they cross no change near {row['near']:.4g}"
+        at = " and ".join(f"{x:.4g}" for x in row["crossings"])
+        near = f"; unsure as they are, they cross no change near {at}" if at else ""
         return f"undecided at every value{near}"
     kinds = [k for k in (GAIN, LOSS, NONE) if k in seen]
     where = "wherever it is decided" if OPEN in seen or len(kinds) > 1 else "throughout"
@@ -85,20 +89,41 @@ def error_of(values: int) -> float:
     return min(1.0, ALPHA * values)
 
 
-def _turn(at: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    sure = [x for x in at if x["outcome"] in (GAIN, LOSS)]
-    for x, y in pairwise(sure):
+def _turns(at: Sequence[Mapping[str, Any]], crossings: Sequence[float]) -> list[dict[str, Any]]:
+    sure = [x for x in at if x["outcome"] != OPEN]
+    signs = [i for i, x in enumerate(sure) if x["outcome"] in (GAIN, LOSS)]
+    found = []
+    for i, j in pairwise(signs):
+        x, y = sure[i], sure[j]
         if x["outcome"] != y["outcome"]:
-            return {"from": x["outcome"], "to": y["outcome"], "between": [x["value"], y["value"]]}
-    return None
+            low, high = as_number(x["value"]), as_number(y["value"])
+            near = [] if low is None or high is None else [c for c in crossings if low <= c <= high]
+            found.append({
+                "from": x["outcome"], "to": y["outcome"], "between": [x["value"], y["value"]],
+                "through": [z["value"] for z in sure[i + 1 : j]], "near": near[0] if len(near) == 1 else None,
+            })  # fmt: skip
+    return found
 
 
-def _near(at: Sequence[Mapping[str, Any]]) -> float | None:
+def _turn_said(turn: Mapping[str, Any]) -> str:
+    a, b = turn["between"]
+    through = f", with no change at {', '.join(turn['through'])}" if turn["through"] else ""
+    near = "" if turn["near"] is None else f" (the effects cross no change near {turn['near']:.4g})"
+    return f"{turn['from']} turns to {turn['to']} between {a} and {b}{through}{near}"
+
+
+def _crossings(at: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Between neighbours on two sides of no change; effects of exactly none in between are where it is crossed."""
     known = [(n, e) for x in at if (n := as_number(x["value"])) is not None and (e := _log(x)) is not None]
-    for (u, a), (v, b) in pairwise(known):
-        if a * b < 0:
-            return u + (v - u) * a / (a - b)
-    return None
+    sides = [i for i, (_, e) in enumerate(known) if e]
+    out = []
+    for i, j in pairwise(sides):
+        (u, a), (v, b) = known[i], known[j]
+        if (a > 0) == (b > 0):
+            continue
+        level = [n for n, _ in known[i + 1 : j]]
+        out.append((level[0] + level[-1]) / 2 if level else u + (v - u) * a / (a - b))
+    return out
 
 
 def _log(x: Mapping[str, Any]) -> float | None:

@@ -10,12 +10,15 @@ those of ``lab.disagg.Fleet``.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+from whywait.core import secrets
 from whywait.errors import UsageError
 from whywait.lab.command import flag_value, plan
 from whywait.lab.cpus import allowed_cpus, parse_cpu_list
@@ -56,13 +59,15 @@ class Arm:
 
 
 def arm_of(text: str) -> Arm:
-    """
+    """Secrets in it (a key in a command line, in a URL) are hidden from here on; see ``core.secrets``.
+
     Raises:
         UsageError: it is none of these, or has a setting that does not exist.
     """
     text = text.strip()
+    secrets.hide_command(text)  # what is said of it, and kept, is said without
     if text.startswith(("http://", "https://", "unix:")):
-        return Arm(text, "url")
+        return _url(text)
     name, colon, rest = text.partition(":")
     if name.strip() == EMBEDDED:
         return Arm(text, EMBEDDED, settings_of(rest) if colon else {})
@@ -72,6 +77,27 @@ def arm_of(text: str) -> Arm:
         raise UsageError("an arm of a trial is empty", "a command line, 'embedded:slots=8', or a URL")
     plan(text.replace(PORT, "1"))  # what is wrong with it is said before anything is measured
     return Arm(text, "command")
+
+
+def _url(text: str) -> Arm:
+    """What is wrong with it is said before anything is measured, be it the second arm's.
+
+    Raises:
+        UsageError: it carries a password, or is no URL.
+    """
+    secrets.hide_url(text)
+    secrets.hide_query(text)
+    try:
+        parts = urlsplit(text)
+        user, port = parts.username, parts.port  # of a port that is no number it complains
+        usable = parts.scheme == "unix" or bool(parts.hostname and port != 0)
+    except ValueError:
+        user, usable = None, False
+    if user is not None:
+        raise UsageError("a URL must not carry a password", "give the key by --api-key-file or WHYWAIT_API_KEY")
+    if not usable or not text.isprintable():
+        raise UsageError(f"{text!r} is not a URL", "use http://host:port")
+    return Arm(text, "url")
 
 
 def settings_of(text: str) -> dict[str, Any]:
@@ -110,7 +136,7 @@ def fleet_of(kind: str, text: str) -> dict[str, Any]:
     out: dict[str, Any] = {"replicas": 2} if kind == REPLICAS else {}
     for i, part in enumerate(text.split(",")):
         name, equals, value = (x.strip() for x in part.partition("="))
-        if kind == REPLICAS and not i and name.isdigit() and not equals:
+        if kind == REPLICAS and not i and re.fullmatch("[0-9]+", name) and not equals:
             out["replicas"] = int(name)
         elif name in own and equals:
             out[name] = _read(name, value, own[name])
@@ -170,7 +196,11 @@ def with_flags(command: str, flags: str) -> str:
 
 def program_of(command: str) -> str:
     """``vllm``, ``sglang`` … of a command line; '' for what is none of those that recipes are written for."""
-    words = {w.rpartition("/")[2].partition(".")[0] for w in shlex.split(command)}
+    secrets.hide_command(command)
+    try:
+        words = {w.rpartition("/")[2].partition(".")[0] for w in shlex.split(command)}
+    except ValueError as exc:
+        raise UsageError(f"cannot read the command: {exc}", "check its quotes") from None
     return next((p for p in ("vllm", "sglang", "llama-server") if p in words), "")
 
 

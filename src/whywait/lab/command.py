@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Final
 from urllib.parse import urlsplit
 
+from whywait.core.secrets import hide_command
 from whywait.errors import UsageError
 
 #: Ports the engines listen on when not told; 8000 (vLLM, transformers, …) for all others.
@@ -38,6 +39,7 @@ class Plan:
 
 
 def plan(cmdline: str, url: str | None = None) -> Plan:
+    hide_command(cmdline)
     try:
         words = shlex.split(cmdline)
     except ValueError as err:
@@ -98,4 +100,4 @@ def flag_value(words: Sequence[str], flag: str) -> str | None:
 
 def _number(words: Sequence[str], flag: str) -> int | None:
     value = flag_value(words, flag)
-    return int(value) if value is not None and value.isdigit() else None
+    return int(value) if value is not None and value.isascii() and value.isdigit() else None

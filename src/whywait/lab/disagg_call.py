@@ -32,13 +32,15 @@ class Told(Protocol):
 @dataclass
 class Backend:
     """An engine behind the front. ``free`` are its slots in no use of ours, the longest free first; ``load`` counts
-    what was sent there and has not ended; ``page`` is its metrics page as last read."""
+    what was sent there and has not ended; ``page`` is its metrics page as last read; ``gone``: it refused the last
+    connection."""
 
     url: str
     slots: int
     free: list[int] = field(default_factory=list)
     load: int = 0
     page: bytes = b""
+    gone: bool = False
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

@@ -7,6 +7,7 @@ tokens in which one fell, against all their other gaps.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -53,6 +54,7 @@ class Counts:
         self.handovers, self.seconds = 0, 0.0
 
     def add(self, name: str, value: float = 1.0) -> None:
+        """NaN is what was not told: the sum is not known from then on, and no longer on the page."""
         self.sums[name] += value
 
     def handed(self, seconds: float, size: int, parts: Mapping[str, float]) -> None:
@@ -72,6 +74,8 @@ class Counts:
     def lines(self) -> list[str]:
         out = []
         for name, what in COUNTERS.items():
+            if math.isnan(self.sums[name]):
+                continue
             out += [f"# HELP {P}{name} {what}", f"# TYPE {P}{name} counter", f"{P}{name} {self.sums[name]:.9g}"]
         name, seen = f"{P}handover_seconds", 0
         out += [f"# HELP {name} End of prefill to the decode engine's having its KV.", f"# TYPE {name} histogram"]

@@ -100,6 +100,7 @@ class Gather:
 
     def _taker(self, i: int) -> Callable[[int, bytes, str], None]:
         def take(status: int, body: bytes, reason: str) -> None:
+            self._engines[i].gone = reason == "refused"
             if not reason:
                 self._found[i] = (status, body)
                 if self._path == "/metrics" and status == 200:
@@ -208,17 +209,25 @@ class Split(Pages):
 
 
 class Replicas(Pages):
-    """Engines side by side."""
+    """Engines side by side. One that refuses connections gets nothing while another takes them; its metrics page, which
+    the client reads throughout, tells when it is back."""
 
     def __init__(self, engines: Sequence[Backend], host: str = "127.0.0.1", port: int = 0) -> None:
         super().__init__((), engines, host, port)
         self._next = 0
 
     def asked(self, request: Request, reply: Reply) -> None:
+        self._send(request, reply, self.decode)
+
+    def _send(self, request: Request, reply: Reply, among: Sequence[Backend]) -> None:
         n = len(self.decode)
-        turn = sorted(range(n), key=lambda i: (self.decode[i].load, (i - self._next) % n))[0]
-        self._next = (turn + 1) % n
-        Through(self.loop, self.decode[turn], request, reply)
+        order = {id(e): (i - self._next) % n for i, e in enumerate(self.decode)}
+        to = min(among, key=lambda e: (e.gone, e.load, order[id(e)]))
+        self._next = (self._next + order[id(to)] + 1) % n
+        others = [e for e in among if e is not to]
+        # What was refused has not been read: it may be sent to another.
+        again = (lambda: self._send(request, reply, others)) if others else None
+        Through(self.loop, to, request, reply, again)
 
     def lines(self) -> list[str]:
         waiting = deferred_of(self.decode)
@@ -226,15 +235,18 @@ class Replicas(Pages):
 
 
 class Through:
-    """One request to one engine and back, unchanged."""
+    """One request to one engine and back, unchanged; ``refused`` is done where that engine takes no connection."""
 
-    def __init__(self, loop: Loop, to: Backend, request: Request, reply: Reply) -> None:
-        self._to, self._reply = to, reply
+    def __init__(
+        self, loop: Loop, to: Backend, request: Request, reply: Reply, refused: Callable[[], None] | None = None
+    ) -> None:
+        self._to, self._reply, self._refused = to, reply, refused
         to.load += 1
         reply.on_gone = self._gone
         self._call = Call(loop, to, request.path, request.body, self)
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._to.gone = False
         self._reply.start(status, {"Content-Type": headers.get("content-type", "application/json")})
 
     def data(self, data: bytes) -> None:
@@ -242,8 +254,12 @@ class Through:
 
     def end(self, reason: str) -> None:
         self._to.load -= 1
+        self._reply.on_gone = None  # an abort below would take it off again
+        self._to.gone = reason == "refused"
         if reason and self._reply.started:
             self._reply.abort()
+        elif self._to.gone and self._refused:
+            self._refused()
         elif reason:
             said = error(f"the engine does not answer ({reason})", "upstream_error", 502)
             self._reply.send(502, orjson.dumps(said))
@@ -268,8 +284,8 @@ def _unfit(body: Mapping[str, Any]) -> str:
     prompt = body.get("prompt")
     if not body:
         return "the body is not a JSON object"
-    if body.get("n") not in (None, 1):
-        return "n above 1: one answer per request here"
+    if (n := body.get("n")) is not None and (n != 1 or n is True):
+        return f"n of {orjson.dumps(n).decode()[:20]}: one answer per request here"
     if isinstance(prompt, list) and not all(isinstance(x, int) for x in prompt):
         return "several prompts in one request: one here"
     return ""

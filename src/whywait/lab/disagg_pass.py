@@ -8,6 +8,7 @@ says of itself is put right: ``timings`` tell prefill, queue and hand-over of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any, Final, Protocol
@@ -141,8 +142,10 @@ class Passage:
         parts = {"save": self._took("prefilled", "saved"), "link": self._took("saved", "carried"),
                  "wait": self._took("carried", "placed"), "restore": self._took("placed", "restored")}  # fmt: skip
         desk.counts.handed(self._took("prefilled", "restored"), self._size, parts)
-        own = (found.get("timings") or {}).get("restore_ms")
-        desk.counts.add("handover_blocked_seconds_total", float(own or 0) / 1e3)
+        told = found.get("timings")
+        own = told.get("restore_ms") if isinstance(told, dict) else None
+        ms = _number(own)
+        desk.counts.add("handover_blocked_seconds_total", math.nan if ms is None else ms / 1e3)
         desk.restored(target)
         asked = {**self._body, "id_slot": self._place, "cache_prompt": True}
         self._call = Call(desk.loop, target, self._request.path, orjson.dumps(asked), self)
@@ -211,12 +214,12 @@ class Passage:
         timings, usage = found.get("timings"), found.get("usage")
         said = self._said
         if isinstance(timings, dict):
-            again = float(timings.get("prompt_ms") or 0)
+            again = _number(timings.get("prompt_ms"))
             timings["recomputed_n"] = timings.get("prompt_n")
-            timings.update({k: said[k] for k in ("prompt_n", "cache_n") if k in said})
+            timings.update({k: said.get(k) for k in ("prompt_n", "cache_n") if k in said or k in timings})
             timings["recomputed_ms"] = again
-            if "prompt_ms" in said:
-                timings["prompt_ms"] = said["prompt_ms"] + again
+            first = _number(said.get("prompt_ms"))
+            timings["prompt_ms"] = None if first is None or again is None else first + again
             timings.pop("prompt_per_token_ms", None)
             timings.pop("prompt_per_second", None)
             timings["split_queue_ms"] = self._took("arrived", "prefill") * 1e3
@@ -282,6 +285,11 @@ class Passage:
     def _took(self, a: str, b: str) -> float:
         """Seconds from one mark to another."""
         return (self._at[b] - self._at[a]) / NS_PER_S
+
+
+def _number(value: object) -> float | None:
+    """What an engine says of itself; None where it does not say it."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 __all__ = ["DECODE", "OVER", "PLACE", "QUEUE", "SAVE", "Desk", "Passage"]

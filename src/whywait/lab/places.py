@@ -50,6 +50,43 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """``folder`` (made where it is missing) for this process alone; held already by it, once more is nothing. The lock
+    is the kernel's, on the folder itself: nothing stays behind.
+
+    Raises:
+        UsageError: another process works in it.
+    """
+    where = folder.absolute()
+    if where in _claims or (where.exists() and not where.is_dir()):
+        yield
+        return
+    where.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(where, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another whywait works in {folder}", "wait for it, or choose another --out") from None
+        except OSError:  # a file system without locks
+            yield
+            return
+        _claims.add(where)
+        yield
+    finally:
+        _claims.discard(where)
+        os.close(handle)
+
+
+_claims: set[Path] = set()
+
+
+@contextlib.contextmanager
 def moved_into(target: Path) -> Iterator[Path]:
     """A temporary path beside ``target`` that replaces it in one step, or vanishes when the block fails."""
     ensure_dir(target.parent)

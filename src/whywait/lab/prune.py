@@ -86,6 +86,18 @@ def prune(source: Path, target: Path, keep: int = 0) -> tuple[int, ...]:
     return kept
 
 
+def _pruned(source: Path, target: Path, keep: int) -> tuple[int, ...]:
+    try:
+        return prune(source, target, keep)
+    except (UsageError, OSError):
+        raise
+    except Exception as err:  # a damaged file: what the reader of it says of that is of many kinds
+        raise UsageError(
+            f"no draft can be made of {source.name} ({type(err).__name__}: {err})",
+            "is the file whole? or give draft=FILE.gguf",
+        ) from None
+
+
 def cached_draft(source: Path, keep: int = 0, cache_dir: Path | None = None, say: Say | None = None) -> Path:
     """The pruned draft of that model, made on first use. Its name holds the size of the file that it was made of and
     the second in which that was written, so that another model of the same name gets a draft of its own."""
@@ -94,7 +106,7 @@ def cached_draft(source: Path, keep: int = 0, cache_dir: Path | None = None, say
     name = f"draft-{source.name.removesuffix('.gguf')}-{keep or 'usual'}-{mark}-{VERSION}.gguf"
     with places.locked(folder):
         if not (path := folder / name).is_file():
-            kept = prune(source, path, keep)
+            kept = _pruned(source, path, keep)
             if say is not None:
                 say(f"made a draft of {len(kept)} layers of {source.name}")
     return path

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from whywait.report.model_rows import model_rows
 from whywait.report.text_parts import print_bands
-from whywait.units import load_name, ms, number, percent, size
+from whywait.units import load_name, ms, number, percent, plain, size
 
 PER_TABLE = 6
 INVALID = "INVALID: the client was late, so the figures are not the service's alone:"
@@ -30,6 +31,11 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Whoever read has seen enough; rich would end the program as a failure, ``main`` does not."""
         raise BrokenPipeError
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Names that a service or a file gives itself are only text: the one place that all text comes by."""
+        for s in super().render(renderable, options):
+            yield s if s.control else Segment(plain(s.text), s.style)
 
 
 def console(stream: TextIO | None = None) -> Console:

@@ -13,10 +13,11 @@ from typing import Any
 from rich.markup import escape
 
 from whywait import app, trying
+from whywait.core import secrets
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError, WhywaitError
 from whywait.judge.gates import Gate
 from whywait.judge.paired import Asked, asked_of, promise_of
-from whywait.judge.trial import gate, surely_worse
+from whywait.judge.trial import can_gate, gate, surely_worse
 from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of, roomy
 from whywait.lab.disagg import OWN
 from whywait.lab.technique import Point, Technique
@@ -28,6 +29,7 @@ from whywait.report.trial import print_trial
 from whywait.session import new_directory, stderr
 from whywait.verbs import gated, measure, quality, reading
 from whywait.verbs.gated import gates_of, write_page
+from whywait.verbs.signals import sigterm_as_ctrl_c
 
 EXAMPLE = "such as 'worse' or 'output_tokens_per_s.ratio_high<1'; docs/ab.md has all"
 
@@ -61,6 +63,7 @@ def try_technique(args: argparse.Namespace) -> int:
         raise UsageError(what, f"one of {', '.join(TECHNIQUES)}; whywait try --list tells of each")
     gates = gates_of(args.fail_if)
     _may_ask_quality(args, False)
+    secrets.hide_command(args.engine)
     texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
     if texts is None:
         known = ", ".join(found.flags)
@@ -95,24 +98,36 @@ def show(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, plan: trying.Plan, gates: list[Gate]) -> int:
     measure._writable(args.html)
-    if args.vary:
-        from whywait.verbs import vary
+    gated.check(gates, lambda path: can_gate(path, _classes(plan)), EXAMPLE)
+    with sigterm_as_ctrl_c():
+        if args.vary:
+            from whywait.verbs import vary
 
-        return vary.run(args, plan)
-    directory, noise = new_directory(args.out), ""
+            return vary.run(args, plan)
+        directory = new_directory(args.out)
+        with trying.alone(directory):
+            return _measured(args, plan, directory, gates)
+
+
+def _classes(plan: trying.Plan) -> list[str]:
+    return [c.name for w in (plan.options.workload, *(x.workload for x in plan.loads)) if w for c in w.classes]
+
+
+def _measured(args: argparse.Namespace, plan: trying.Plan, directory: Path, gates: list[Gate]) -> int:
+    noise = ""
     if args.aa == "only":
         plan = trying.plan_of_aa(plan)
     elif args.aa == "first":
         noise = str(directory.with_name(directory.name + "-aa"))
         stderr("first A against itself")
-        before = trying.trial(trying.plan_of_aa(plan), Path(noise), watch=live.watcher())
+        before = trying.trial(trying.plan_of_aa(plan), Path(noise), watch=live.watcher(), whole_ok=True)
         live.done()
         if before.interrupted or before.error:
             return _done(args, before, gates)
         stderr(before.result()["headline"])
     elif not plan.same:
         stderr("how much do two rounds of the same differ here? the same command with --aa tells (--aa first: before)")
-    t = trying.trial(plan, directory, watch=live.watcher(), noise_of=noise)
+    t = trying.trial(plan, directory, watch=live.watcher(), noise_of=noise, whole_ok=bool(args.quality))
     live.done()
     if args.quality and not t.interrupted and t.error is None:
         _quality(args, plan, t)
@@ -121,10 +136,12 @@ def _run(args: argparse.Namespace, plan: trying.Plan, gates: list[Gate]) -> int:
 
 def _quality(args: argparse.Namespace, plan: trying.Plan, t: trying.Trial) -> None:
     """Hold the arms' answers against each other and keep what is said beside the trial's claims. What fails here takes
-    nothing from the trial."""
+    nothing from the trial. After one that was cut off all is asked again, and kept beside what is left of that."""
+    names = ("quality", *(f"quality-{i}" for i in range(2, 1000)))
+    folder = next(x for n in names if not (x := t.directory / n).exists())
     stderr("the rounds are done; now what the arms answer")
     try:
-        c = quality.beside(roomy(plan.a), roomy(plan.b), plan.options, t.directory / "quality", args.quality)
+        c = quality.beside(roomy(plan.a), roomy(plan.b), plan.options, folder, args.quality)
     except WhywaitError as exc:
         t.error = exc
         return
@@ -185,8 +202,8 @@ def _plan(
 ) -> trying.Plan:
     loads, asked, promise = said
     low, high = _rounds(args.rounds)
-    if args.warm_up is not None and args.warm_up < 0:
-        raise UsageError("--warm-up is a number of requests", "0 for none")
+    if args.warm_up is not None and not 0 <= args.warm_up <= measure.MOST_ROWS:
+        raise UsageError("--warm-up is a number of requests", f"0 for none, at most {measure.MOST_ROWS:,}")
     if args.metrics_url and arms[0] != arms[1] and arms[0].kind == arms[1].kind == "url":
         raise UsageError("--metrics-url would be read for both arms", "leave it out: each arm's own page is read")
     plan = trying.Plan(

@@ -20,6 +20,17 @@ def gates_of(texts: Sequence[str]) -> list[Gate]:
     return [*found, *([Gate(WORSE, (WORSE,), "", 0.0)] if len(plain) < len(texts) else [])]
 
 
+def check(gates: Sequence[Gate], known: Callable[[Sequence[str]], bool], hint: str) -> None:
+    """Before anything is measured.
+
+    Raises:
+        UsageError: a condition on what no such result has.
+    """
+    for g in gates:
+        if g.text != WORSE and not known(g.path):
+            raise UsageError(f"--fail-if: this has no {'.'.join(g.path)!r}", hint)
+
+
 def failed(
     gates: Sequence[Gate], worse: Sequence[str], value_of: Callable[[Sequence[str]], float | None], hint: str
 ) -> list[str]:
