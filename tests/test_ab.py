@@ -167,6 +167,17 @@ def test_mistakes(argv: list[str], word: str, capsys: pytest.CaptureFixture[str]
     assert "Traceback" not in err
 
 
+def test_a_service_elsewhere_needs_a_word_before_either_arm_is_sent_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StubProcess() as s:
+        argv = ["ab", "--a", s.url, "--b", "http://192.0.2.1:8000", "--out", str(tmp_path / "t"), "--seed", "3"]
+        assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert "192.0.2.1:8000 is not this machine" in said
+    assert "round 1" not in said
+
+
 def test_a_folder_is_never_written_over(trial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("mine")
     argv = ["ab", "--a", "http://127.0.0.1:9", "--aa", *FLAGS]

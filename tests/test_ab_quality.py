@@ -101,6 +101,7 @@ def test_quality_is_measured_after_the_rounds_and_kept_beside_the_claims(
     assert kept["quality"]["claims"]
     assert kept["quality"]["headline"] in " ".join(said.split())
     assert (out / "quality" / "quality.json").is_file()
+    assert "; quality of the answers: " in kept["headline"]
     assert kept["quality"]["headline"] in html.unescape(render(kept))
     assert main(["show", str(out)]) == 0
     assert "Quality of the answers" in capsys.readouterr().out

@@ -133,3 +133,10 @@ def test_times_are_near_whatever_unit_they_are_shown_in(value):
     figure, unit = units.ms(value).split(" ")
     scale = {"ms": 1, "s": 1000}[unit]
     assert float(figure.replace(",", "")) * scale == pytest.approx(value, rel=0.0051)
+
+
+def test_a_message_in_short_announces_nothing_that_is_not_there() -> None:
+    said = "arm A did not start: `x` ended with code 1 before it was ready; its last lines:\nboom"
+    assert units.in_short(said) == "arm A did not start: `x` ended with code 1 before it was ready"
+    assert units.in_short("interrupted") == "interrupted"
+    assert units.in_short("") == ""

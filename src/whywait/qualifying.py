@@ -23,7 +23,7 @@ from whywait.analyze import agreement
 from whywait.core import secrets
 from whywait.core.run import write_json
 from whywait.core.tasks import Answered, Case
-from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
+from whywait.errors import ServiceError, UsageError, WhywaitError
 from whywait.grading import Grading
 from whywait.judge import agreed
 from whywait.lab.arms import Arm
@@ -31,10 +31,8 @@ from whywait.lab.state import Engine
 from whywait.load import forced, preflight
 from whywait.load.given import Given
 from whywait.load.lmeval import Sample, Suites
-from whywait.net.endpoint import Endpoint, parse_url, read_key
-from whywait.options import may_load
 from whywait.session import Options, Say, stderr
-from whywait.trying import STARTERS
+from whywait.starting import allowed, endpoint_of, started
 
 NOTE = "quality.json"
 ANSWERS = "answers.jsonl"
@@ -147,7 +145,7 @@ def _both(plan: Plan, c: Comparison, sides: dict[str, _Side], by: Grading, say: 
         with _told_to_end():
             for name, arm in (("A", plan.a), ("B", plan.b)):
                 say(f"arm {name}: {arm.text}")
-                with _started(arm, name, say) as engine:
+                with started(arm, name, say) as engine:
                     told = _keeping(plan, c, sides, by, say) if name == "B" else say
                     _ask(plan, c, sides, (name, arm, engine), told)
         c.partial = ""
@@ -291,10 +289,7 @@ def _allowed(plan: Plan) -> None:
     """
     each = _each(plan, True)
     requests = len(plan.texts) * (each + 2) + len(plan.cases)
-    options = dataclasses.replace(plan.options, max_requests=requests)
-    for arm in (plan.a, plan.b):
-        if arm.kind == "url":
-            may_load(_endpoint(plan, arm.text), options)
+    allowed((plan.a, plan.b), dataclasses.replace(plan.options, max_requests=requests))
 
 
 def ceiling(plan: Plan) -> str:
@@ -312,28 +307,9 @@ def ceiling(plan: Plan) -> str:
     return "each arm is sent " + " and ".join(out)
 
 
-def _endpoint(plan: Plan, url: str) -> Endpoint:
-    o = plan.options
-    key = read_key(o.api_key_file)
-    secrets.hide(key)
-    return parse_url(url, o.dialect, key, o.workload.timeout_s, o.reach)
-
-
 def _found(plan: Plan, arm: Arm, engine: Engine | None) -> preflight.Target:
-    endpoint = _endpoint(plan, engine.url if engine is not None else arm.text)
+    endpoint = endpoint_of(plan.options, engine.url if engine is not None else arm.text)
     return dataclasses.replace(preflight.find(endpoint, plan.options.model), extra=plan.options.body)
-
-
-@contextlib.contextmanager
-def _started(arm: Arm, name: str, say: Say) -> Iterator[Engine | None]:
-    with contextlib.ExitStack() as stack:
-        engine: Engine | None = None
-        try:
-            if arm.kind in STARTERS:
-                engine = stack.enter_context(STARTERS[arm.kind](arm, say))
-        except EngineDied as exc:
-            raise ArmNotStarted(f"arm {name} did not start: {exc.message}", exc.hint) from exc
-        yield engine
 
 
 def claims_open(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,29 +23,23 @@ from whywait.analyze.compare import figures
 from whywait.analyze.disturbed import disturbances
 from whywait.core.run import write_json
 from whywait.core.secrets import cleaned
-from whywait.errors import ArmNotStarted, EngineDied, ServiceError, UsageError, WhywaitError
+from whywait.errors import ServiceError, UsageError, WhywaitError
 from whywait.judge.kept import check_trial
 from whywait.judge.paired import MARGIN, Asked
 from whywait.judge.trial import judged
-from whywait.lab.arms import EMBEDDED, Arm, command_of, roomy
+from whywait.lab.arms import Arm, roomy
 from whywait.lab.cpus import cpu_split
-from whywait.lab.disagg import OWN, Fleet
 from whywait.lab.faults import calibration_ms
 from whywait.lab.places import claimed
-from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import Load
 from whywait.session import Options, Say, stderr
+from whywait.starting import allowed, started
 
 NOTE = "trial.json"
 WARM_UP = "warm-up"
+ENOUGH = 4  # pairs, below which only the plainest effects are decided
 LOOPS = 3  # of the fixed piece of work before and after each round; the best counts
-#: How an arm is started, by its kind; what is not here runs already.
-STARTERS: dict[str, Callable[[Arm, Say], contextlib.AbstractContextManager[Engine]]] = {
-    "command": lambda arm, say: app.command(command_of(arm), say=say),
-    EMBEDDED: lambda arm, say: app.embedded(Settings.from_dict(dict(arm.settings)), say=say),
-    **{kind: lambda arm, say: app.fleet(Fleet.from_dict(arm.settings), say=say) for kind in OWN},
-}
 FACTS = ("name", "model", "kind", "slots", "ctx_per_slot", "kv_tokens", "threads")
 
 
@@ -121,8 +115,13 @@ class Trial:
         head = {"whywait_version": __version__, "kind": "trial", "plan": dict(self.plan), "order": self.order,
                 "partial": bool(self.partial), "partial_reason": self.partial, "aa": self.noise_of,
                 "salt": self.salt, "quality": self.quality}  # fmt: skip
-        found: dict[str, Any] = cleaned({**head, **judged(self.plan, self.rounds), "rounds": self.rounds})
-        return found
+        found: dict[str, Any] = {**head, **judged(self.plan, self.rounds), "rounds": self.rounds}
+        if self.quality:
+            states = {c["state"] for c in self.quality["claims"]}
+            worst = next((x for x in ("fails", "undecided", "holds") if x in states), "undecided")
+            found["headline"] += f"; quality of the answers: {worst}"
+        whole: dict[str, Any] = cleaned(found)
+        return whole
 
     def save(self) -> dict[str, Any]:
         found = self.result()
@@ -141,6 +140,9 @@ def trial(
     Raises:
         WhywaitError: before a single pair was measured. Afterwards what there is comes back, with ``error``.
     """
+    allowed((plan.a, plan.b), plan.options)
+    if plan.high < ENOUGH:
+        say(f"{plan.high} pairs seldom decide anything: --rounds {ENOUGH} or more")
     with alone(directory):
         return _trial(plan, _begun(plan, directory, noise_of, whole_ok), say, watch)
 
@@ -225,9 +227,10 @@ def _over(plan: Plan, t: Trial) -> bool:
 def _round(plan: Plan, t: Trial, say: Say, watch: app.Watch | None) -> None:
     number, name = len(t.rounds), t.order[len(t.rounds)]
     arm, pair = (plan.a if name == "A" else plan.b), number // 2
-    say(f"round {number + 1} of {2 * plan.low}–{2 * plan.high}, arm {name}: {arm.text}")
+    rounds = f"{2 * plan.low}–{2 * plan.high}" if plan.low < plan.high else f"{2 * plan.high}"
+    say(f"round {number + 1} of {rounds}, arm {name}: {arm.text}")
     began = time.monotonic()
-    with _started(arm, name, say) as engine:
+    with started(arm, name, say) as engine:
         cpus = engine.cpus if engine is not None else cpu_split()[0]
         before = calibration_ms(cpus, LOOPS)
         options = _options(plan, t, (name, pair), engine)
@@ -247,19 +250,6 @@ def _round(plan: Plan, t: Trial, say: Say, watch: app.Watch | None) -> None:
         t.rounds[-1]["whole"] = False
         raise ServiceError(f"no request of round {number + 1} (arm {name}) succeeded", f"whywait show {options.out}")
     say("  " + _in_short(t.rounds[-1], plan))
-
-
-@contextlib.contextmanager
-def _started(arm: Arm, name: str, say: Say) -> Iterator[Engine | None]:
-    """A fresh process of the arm, pinned as ``diagnose`` pins it; None for a service that runs already."""
-    with contextlib.ExitStack() as stack:
-        engine: Engine | None = None
-        try:
-            if arm.kind in STARTERS:
-                engine = stack.enter_context(STARTERS[arm.kind](arm, say))
-        except EngineDied as exc:
-            raise ArmNotStarted(f"arm {name} did not start: {exc.message}", exc.hint) from exc
-        yield engine
 
 
 def _options(plan: Plan, t: Trial, at: tuple[str, int], engine: Engine | None) -> Options:

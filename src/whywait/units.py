@@ -83,6 +83,11 @@ def _sig(value: float) -> str:
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
+def in_short(text: str) -> str:
+    """The first line of a message of several, without a word that announces the others."""
+    return re.sub(r"; its (?:last lines|first error):$", "", text.splitlines()[0]) if text else ""
+
+
 def plain(text: str) -> str:
     """Text of others (a service, a file) as a terminal may have it: nothing in it moves the cursor or colours."""
     return _CONTROLS.sub("", text)

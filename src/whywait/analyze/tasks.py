@@ -66,5 +66,5 @@ def doubts(rows: Sequence[Row]) -> list[dict[str, str]]:
                     "next": "other levels (--tasks NAME:LOW-HIGH), or tasks of your own"})  # fmt: skip
     if 0 < len(rows) < FEW:
         out.append({"what": f"{len(rows)} tasks are few", "why": "a drop of a few points cannot be told from chance",
-                    "next": "more of them: --cases N"})  # fmt: skip
+                    "next": "more of them: a longer file of your own, --cases N of built-in sets"})  # fmt: skip
     return out

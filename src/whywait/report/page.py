@@ -8,6 +8,7 @@ from typing import Any
 from whywait.report import svg
 from whywait.report.html import HEAD
 from whywait.report.svg import Html, cat, clip, tag
+from whywait.units import in_short
 
 
 def page(result: Mapping[str, Any], parts: Sequence[tuple[str, str, Html]], brand: str, kept: str) -> str:
@@ -17,7 +18,7 @@ def page(result: Mapping[str, Any], parts: Sequence[tuple[str, str, Html]], bran
     links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
     top = [tag("p", brand, class_="brand")]
     if result["partial"]:
-        why = clip(str(result["partial_reason"]).splitlines()[0], 300)
+        why = clip(in_short(str(result["partial_reason"])), 300)
         top.append(tag("p", tag("strong", "PARTIAL") + f": {why}. {kept}", class_="banner"))
     arms = " · ".join(f"{k.upper()}: {clip(result['plan'][k], 160)}" for k in ("a", "b"))
     top += [tag("h1", title, class_="long" if len(title) > 110 else None), tag("p", arms, class_="meta")]

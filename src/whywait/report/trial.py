@@ -14,7 +14,7 @@ from rich.text import Text
 from whywait.analyze.compare import RATIO, metric_of
 from whywait.judge.paired import said
 from whywait.report.text import DEVICE_NAMES, PHASE_NAMES, console
-from whywait.units import ms, number, percent, size
+from whywait.units import in_short, ms, number, percent, size
 
 MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": ("○", "bold red")}
 NEED_SLO = ("goodput", "effective")  # what is the same as all of it where nothing was asked
@@ -196,8 +196,9 @@ def print_trial(result: Mapping[str, Any], directory: str, out: Console | None =
     for d in result["doubts"]:
         out.print(Text(f"doubt: {d['what']}: {d['why']}" + (f"  → {d['next']}" if d["next"] else ""), style="dim"))
     if result["partial"]:
-        why = result["partial_reason"]
-        out.print(Text(f"PARTIAL: {why.splitlines()[0]}; what was measured is kept.", style="bold yellow"))
+        out.print(
+            Text(f"PARTIAL: {in_short(result['partial_reason'])}; what was measured is kept.", style="bold yellow")
+        )
     out.print(f"trial kept in {escape(directory)}, a run per round: whywait show {escape(directory)}/round-…")
 
 

@@ -149,9 +149,7 @@ def _check_gates(gates: list[Gate], plan: qualifying.Plan) -> None:
         UsageError: a condition on a figure that this comparison cannot have: said before anything is asked.
     """
     categories = None if plan.suites else {c.category for c in plan.cases}  # lm-eval's names are known at the end
-    for g in gates:
-        if g.text != gated.WORSE and not known(g.path, categories):
-            raise UsageError(f"--fail-if: a comparison has no {'.'.join(g.path)!r}", EXAMPLE)
+    gated.check(gates, lambda path: known(path, categories), EXAMPLE)
 
 
 def _options(args: argparse.Namespace) -> app.Options:
