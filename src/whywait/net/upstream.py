@@ -92,8 +92,9 @@ class Upstream:
         if self._failed:
             return
         if not self.connected:
-            if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                self._end("refused")
+            if wrong := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                # Bytes are sent while connecting: a peer that took them and broke off has not refused.
+                self._end("reset" if wrong in (errno.ECONNRESET, errno.EPIPE) else "refused")
                 return
             self.connected = True
             self._loop.rewatch(self.fd, IN)
