@@ -65,6 +65,15 @@ def test_where_it_turns() -> None:
     assert "gain turns to loss between 100 and 1600" in said_of(row)
 
 
+def test_the_headline_of_what_is_undecided_claims_no_turn_and_no_lack_of_one() -> None:
+    def said(row: dict[str, Any]) -> str:
+        return varying.headline("delay_ms", [{**row, "said": said_of(row)}])
+
+    assert said(rows(("0", "open", 0.9), ("9", "open", 1.1))) == "by delay_ms: no claim is decided at any value"
+    assert said(rows(("0", "below", 0.9), ("9", "open", 1.1))).endswith("no claim turns between gain and loss here")
+    assert "turns to loss" in said(rows(("0", "below", 0.9), ("9", "above", 1.1)))
+
+
 def test_the_estimate_lies_between() -> None:
     row = rows(("100", "open", 0.5), ("300", "open", 2.0))
     assert row["turn"] is None

@@ -19,7 +19,7 @@ from whywait import __version__, app, trying
 from whywait.core.run import write_json
 from whywait.core.secrets import cleaned
 from whywait.errors import UsageError, WhywaitError
-from whywait.judge.vary import error_of, in_order, said_of, turns
+from whywait.judge.vary import OPEN, error_of, in_order, said_of, turns
 from whywait.lab.arms import arm_of, varied
 from whywait.session import Say, stderr
 
@@ -174,7 +174,9 @@ def _kept(directory: Path) -> tuple[str, tuple[str, ...]]:
 def headline(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: what turns, or that nothing does."""
     found = [f"{r['claim'].removeprefix('B ')}: {r['said']}" for r in rows if r["turns"]]
-    return f"by {name}: " + ("; ".join(found) if found else "no claim turns between gain and loss here")
+    sure = [r for r in rows if any(x["outcome"] != OPEN for x in r["at"])]
+    none = "no claim turns between gain and loss here" if sure else "no claim is decided at any value"
+    return f"by {name}: " + ("; ".join(found) if found else none)
 
 
 def _whole(plan: trying.Plan, directory: Path) -> trying.Trial | None:
