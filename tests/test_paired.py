@@ -152,6 +152,8 @@ def test_a_cause_that_no_round_of_an_arm_named_took_no_time_there() -> None:
     assert effects([(a, {"phases.queue": None})] * 3)[cause].n == 0
     assert effects([(a, {"phases.queue": 20.0, "untold.queue": 5.0})] * 3)[cause].difference.value == -30
     assert effects([(a, {"phases.queue": 20.0, "untold.queue": 20.0})] * 3)[cause].n == 0  # it may be all of it
+    mostly = {"phases.queue": 20.0, cause: 4.0, "untold.queue": 16.0}
+    assert effects([(a, mostly)] * 3)[cause].n == 0
 
 
 def test_waits_of_both_arms_differ_by_what_moved() -> None:

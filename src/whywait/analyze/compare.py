@@ -70,7 +70,7 @@ METRICS: dict[str, Metric] = {
     "preemptions": Metric("preemptions", "times", LOWER, DIFFERENCE),
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
-    "kv_tokens": Metric("KV space", "tokens", HIGHER),
+    "kv_tokens": Metric("KV space, tokens", "tokens", HIGHER),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
     "model_bytes": Metric("weights", "bytes", LOWER),
     "acceptance": Metric("drafts accepted", "share", NEITHER, DIFFERENCE),
@@ -80,7 +80,7 @@ METRICS: dict[str, Metric] = {
     "memory_bytes": Metric("engine memory", "bytes", LOWER),
     "handover_ms.mean": Metric("hand-over, mean", "ms", LOWER),
     "handover_bytes": Metric("KV per hand-over", "bytes", NEITHER),
-    "handover_mb_s": Metric("rate of hand-overs", "MB/s", HIGHER),
+    "handover_mb_s": Metric("rate of hand-overs, MB/s", "MB/s", HIGHER),
     "handover_save_ms": Metric("hand-over: written out", "ms", LOWER),
     "handover_link_ms": Metric("hand-over: on the link", "ms", LOWER),
     "handover_wait_ms": Metric("hand-over: for a place", "ms", LOWER),
@@ -260,12 +260,11 @@ def _note(n: int) -> str:
 
 
 def _value(f: Figures, name: str) -> float | None:
-    if name in f or not name.startswith(CAUSE):
+    whole = f.get(PHASE + name.split(".")[1]) if name.startswith(CAUSE) else None
+    if whole is None:
         return f.get(name)
-    phase = name.split(".")[1]
-    whole = f.get(PHASE + phase)
-    # Of a phase that is mostly not told apart, a cause that is not named may have taken any part.
-    return None if whole is None or (f.get(UNTOLD + phase) or 0.0) > whole / 2 else 0.0
+    # Of a phase that is mostly not told apart a cause may have taken any part, more than what is named of it too.
+    return None if (f.get(UNTOLD + name.split(".")[1]) or 0.0) > whole / 2 else f.get(name, 0.0)
 
 
 def _group(name: str) -> int:

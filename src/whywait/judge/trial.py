@@ -154,7 +154,7 @@ def _drift(plan: Mapping[str, Any], rounds: Sequence[_Round], names: Sequence[st
     """
     out: dict[str, Any] = {"loop": None, "figure": None, "figure_sure": False, "name": names[0] if names else ""}
     loop = [np.nanmean([np.nan if v is None else v for v in r["calibration_ms"]] or [np.nan]) for r in rounds
-            if any(v is not None for v in r["calibration_ms"])]  # fmt: skip
+            if r["whole"] and any(v is not None for v in r["calibration_ms"])]  # fmt: skip
     if len(loop) > 2:
         out["loop"] = float(max(loop) / min(loop) - 1)
     if not names:
