@@ -178,6 +178,15 @@ def test_a_service_elsewhere_needs_a_word_before_either_arm_is_sent_anything(
     assert "round 1" not in said
 
 
+def test_a_chart_says_how_many_figures_it_leaves_to_the_table(trial: Path) -> None:
+    result = trying.load(trial).result()
+    load = next(iter(result["effects"]))
+    (one,) = [e for n, e in result["effects"][load].items() if n == "tpot_ms.p50"]
+    many = {**result, "effects": {load: {f"tpot_ms.p50.{i}": one for i in range(20)}}}
+    assert "The first 16 of 20; the table has all." in render(many)
+    assert "; the table has all." not in render({**result, "effects": {load: {"tpot_ms.p50": one}}})
+
+
 def test_a_folder_is_never_written_over(trial: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("mine")
     argv = ["ab", "--a", "http://127.0.0.1:9", "--aa", *FLAGS]

@@ -82,7 +82,7 @@ def test_flags_follow_the_endpoint() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"url": "unix:///tmp/x.sock"}, "a Unix socket"),
+        ({"url": "unix:///run/x.sock"}, "a Unix socket"),
         ({"reach": Reach(headers=(("X-A", "b"),))}, "own headers"),
         ({"dialect": "responses"}, "the responses dialect"),
         ({"model": "a,b"}, "no comma"),

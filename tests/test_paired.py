@@ -302,6 +302,22 @@ def test_only_a_rule_said_before_leaves_rounds_out() -> None:
     assert any("rounds 3 (A)" in d["what"] for d in left["doubts"])
 
 
+def test_the_worst_disturbed_round_is_quoted_and_only_whole_rounds_show_drift() -> None:
+    plan = {"same": False, "loads": [{"label": None}], "asked": [vars(asked_of("ttft_ms.p50"))], "promise": "",
+            "margin": MARGIN, "exclude": []}  # fmt: skip
+    used = {0: "others used 18 % of a core", 3: "others used 40 % of a core", 5: "others used 9 % of a core"}
+    made = [
+        {"number": i, "arm": "AB"[i % 2], "pair": i // 2, "whole": i != 7, **NO_WORD,
+         "calibration_ms": [90.0 if i == 7 else 10.0 + i / 10] * 2, "figures": {"": {"ttft_ms.p50": 50.0}},
+         "disturbed": {"neighbours": used[i]} if i in used else {}}
+        for i in range(8)
+    ]  # fmt: skip
+    found = judged(plan, made)
+    (doubt,) = [d for d in found["doubts"] if d["what"].startswith("rounds 1 (A), 4 (B), 6 (B)")]
+    assert doubt["why"].startswith("in round 4: others used 40 %")
+    assert found["drift"]["loop"] == pytest.approx(0.06)
+
+
 def test_drift_and_unlike_work_are_doubts() -> None:
     plan = {"same": False, "loads": [{"label": None}], "asked": [vars(asked_of("ttft_ms.p50"))], "promise": "",
             "margin": MARGIN, "exclude": []}  # fmt: skip

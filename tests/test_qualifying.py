@@ -210,7 +210,7 @@ def test_a_process_that_ends_in_the_middle_of_b_keeps_what_it_has(
         calls["n"] += 1
         if calls["n"] > 30:
             seen.set()
-            time.sleep(0.2)
+            time.sleep(1.0)
         return good(path, body)
 
     out = tmp_path / "q"

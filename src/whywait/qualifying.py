@@ -10,12 +10,9 @@ import contextlib
 import dataclasses
 import functools
 import json
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from whywait import __version__, tasking
@@ -142,12 +139,11 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
 def _both(plan: Plan, c: Comparison, sides: dict[str, _Side], by: Grading, say: Say) -> None:
     """Ask A, then B."""
     try:
-        with _told_to_end():
-            for name, arm in (("A", plan.a), ("B", plan.b)):
-                say(f"arm {name}: {arm.text}")
-                with started(arm, name, say) as engine:
-                    told = _keeping(plan, c, sides, by, say) if name == "B" else say
-                    _ask(plan, c, sides, (name, arm, engine), told)
+        for name, arm in (("A", plan.a), ("B", plan.b)):
+            say(f"arm {name}: {arm.text}")
+            with started(arm, name, say) as engine:
+                told = _keeping(plan, c, sides, by, say) if name == "B" else say
+                _ask(plan, c, sides, (name, arm, engine), told)
         c.partial = ""
     except KeyboardInterrupt:
         c.interrupted, c.partial = True, "interrupted"
@@ -158,8 +154,7 @@ def _both(plan: Plan, c: Comparison, sides: dict[str, _Side], by: Grading, say: 
 def _at_last(plan: Plan, c: Comparison, sides: Mapping[str, _Side], by: Grading) -> None:
     """Compare what there is; Ctrl-C in that leaves what has been compared until then."""
     try:
-        with _told_to_end():
-            _compare(plan, c, sides, by)
+        _compare(plan, c, sides, by)
     except KeyboardInterrupt:
         c.interrupted, c.partial = True, c.partial or "interrupted"
 
@@ -177,23 +172,6 @@ def _keeping(plan: Plan, c: Comparison, sides: Mapping[str, _Side], by: Grading,
             part.save()
 
     return told
-
-
-@contextlib.contextmanager
-def _told_to_end() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: what was measured is kept. A handler that somebody else has set stays theirs."""
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def load(directory: str | Path) -> Comparison:

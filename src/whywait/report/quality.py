@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from whywait.analyze.degeneration import FIGURES
 from whywait.report.text import console
+from whywait.report.text_parts import print_doubt_lines, print_table
 from whywait.units import percent
 
 MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": ("○", "bold red")}
@@ -131,34 +131,20 @@ def print_quality(result: Mapping[str, Any], directory: str, out: Console | None
     if found["figures"]:
         f = found["figures"]
         title = f"distributions: {f['positions']:,} positions of {f['texts']} texts, lists of {found['k']}"
-        _table(out, AGREEMENT_HEAD, agreement_rows(f), title)
+        print_table(out, AGREEMENT_HEAD, agreement_rows(f), title)
         if len(found["kinds"]) > 1:
-            _table(out, KIND_HEAD, kind_rows(found["kinds"]), "by kind of text")
+            print_table(out, KIND_HEAD, kind_rows(found["kinds"]), "by kind of text")
     if tasks:
-        _table(out, TASK_HEAD, task_rows(tasks["accuracy"]), f"accuracy: {tasks['cases']} tasks")
-        _table(out, SIGN_HEAD, sign_rows(tasks["degeneration"]), "signs of degeneration")
+        print_table(out, TASK_HEAD, task_rows(tasks["accuracy"]), f"accuracy: {tasks['cases']} tasks")
+        print_table(out, SIGN_HEAD, sign_rows(tasks["degeneration"]), "signs of degeneration")
     out.print()
     for line in ways(result):
         out.print(Text(line, style="dim"))
-    for d in result["doubts"]:
-        out.print(Text(f"doubt: {d['what']}: {d['why']}" + (f"  → {d['next']}" if d["next"] else ""), style="dim"))
+    print_doubt_lines(out, result["doubts"])
     if result["partial"]:
         why = result["partial_reason"].splitlines()[0]
         out.print(Text(f"PARTIAL: {why}; what both arms were asked is compared.", style="bold yellow"))
     out.print(f"kept in {escape(directory)}: whywait show {escape(directory)}")
-
-
-def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", title=title, title_justify="left",
-                  title_style="bold")  # fmt: skip
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i == 0 or not name else "right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    out.print()
-    out.print(table)
 
 
 def _tokens(value: float | None) -> str:

@@ -1,17 +1,38 @@
-"""The terminal's table of what requests wait for by quantile of latency."""
+"""Parts of what the terminal is told: a plain table, what requests wait for by quantile of latency, doubts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from whywait.units import load_name, ms, percent
 
 MOST_POINTS = 3
+LEFT = ("", "run", "disturbed")  # columns of words
+
+
+def print_table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Nothing where there are no rows. The first column, those without a name and those of words stand to the left."""
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", title=title or None,
+                  title_justify="left", title_style="bold")  # fmt: skip
+    for i, name in enumerate(head):
+        table.add_column(escape(name), justify="left" if i == 0 or name in LEFT else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out.print()
+    out.print(table)
+
+
+def print_doubt_lines(out: Console, doubts: Sequence[Mapping[str, str]]) -> None:
+    for d in doubts:
+        out.print(Text(f"doubt: {d['what']}: {d['why']}" + (f"  → {d['next']}" if d["next"] else ""), style="dim"))
 
 
 def print_bands(out: Console, summary: dict[str, Any], names: Mapping[str, str]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from whywait.analyze.compare import RATIO, metric_of
 from whywait.judge.paired import said
 from whywait.report.text import DEVICE_NAMES, PHASE_NAMES, console
+from whywait.report.text_parts import print_doubt_lines, print_table
 from whywait.units import in_short, ms, number, percent, size
 
 MARK = {"holds": ("●", "bold green"), "undecided": ("?", "yellow"), "fails": ("○", "bold red")}
@@ -179,22 +179,21 @@ def print_trial(result: Mapping[str, Any], directory: str, out: Console | None =
     for i, line in enumerate(quality_lines(result)):
         out.print(Text(f"\n{line}" if not i else f"  {line}", style="" if i else "bold"))
     for t in result["turns"]:
-        _table(out, turn_head(t), turn_rows(t), turn_title(t))
+        print_table(out, turn_head(t), turn_rows(t), turn_title(t))
     for load in result["effects"]:
-        _table(
+        print_table(
             out,
             EFFECT_HEAD,
             effect_rows(told(result, load)),
             f"at {load}" if load else f"{result['pairs']} pairs of rounds",
         )
         if rows := wait_rows(result["waits"][load]):
-            _table(out, WAIT_HEAD, rows, "waits that moved, per request; and of the device's time")
-    _table(out, *round_rows(result), "rounds")
+            print_table(out, WAIT_HEAD, rows, "waits that moved, per request; and of the device's time")
+    print_table(out, *round_rows(result), "rounds")
     out.print()
     for line in notes(result):
         out.print(Text(line, style="dim"))
-    for d in result["doubts"]:
-        out.print(Text(f"doubt: {d['what']}: {d['why']}" + (f"  → {d['next']}" if d["next"] else ""), style="dim"))
+    print_doubt_lines(out, result["doubts"])
     if result["partial"]:
         out.print(
             Text(f"PARTIAL: {in_short(result['partial_reason'])}; what was measured is kept.", style="bold yellow")
@@ -213,19 +212,6 @@ def _claim(out: Console, c: Mapping[str, Any]) -> None:
             out.print(Text(f"    {label}: {line}", style="dim" if label == "against" else ""))
     if c["next_step"]:
         out.print(Text(f"    to settle it: {c['next_step']}", style="dim"))
-
-
-def _table(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-    if not rows:
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", title=title, title_justify="left",
-                  title_style="bold")  # fmt: skip
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i == 0 or name in ("", "run", "disturbed") else "right")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    out.print()
-    out.print(table)
 
 
 def _between(low: float | None, high: float | None, scale: str, unit: str) -> str:

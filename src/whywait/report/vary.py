@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from whywait.analyze.compare import metric_of
@@ -16,6 +15,7 @@ from whywait.report import svg
 from whywait.report.html import HEAD
 from whywait.report.svg import Html, cat, clip, table, tag
 from whywait.report.text import console
+from whywait.report.text_parts import print_table
 from whywait.report.trial import amount
 from whywait.units import percent
 
@@ -82,15 +82,7 @@ def print_vary(result: Mapping[str, Any], directory: str, out: Console | None = 
     out.print(Text(f"\n{result['headline']}", style="bold"))
     out.print(Text(f"  A: {result['a']}\n  B: {result['trials'][0]['b'] if result['trials'] else ''}, …", style="dim"))
     for head, rows in (rows_of(result), handover_rows(result)):
-        if not rows:
-            continue
-        shown = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-        for i, name in enumerate(head):
-            shown.add_column(escape(name), justify="left" if not i else "right")
-        for row in rows:
-            shown.add_row(*map(escape, row))
-        out.print()
-        out.print(shown)
+        print_table(out, head, rows)
     out.print()
     for r in result["turns"]:
         out.print(Text.assemble((f"{title(r)}: ", "bold"), r["said"]))

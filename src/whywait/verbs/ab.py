@@ -28,7 +28,7 @@ from whywait.report.text import console
 from whywait.report.trial import print_trial
 from whywait.session import new_directory, stderr
 from whywait.verbs import gated, measure, quality, reading
-from whywait.verbs.gated import gates_of, write_page
+from whywait.verbs.gated import gates_of, tell, write_page
 from whywait.verbs.signals import sigterm_as_ctrl_c
 
 EXAMPLE = "such as 'worse' or 'output_tokens_per_s.ratio_high<1'; docs/ab.md has all"
@@ -168,11 +168,7 @@ def _done(args: argparse.Namespace, t: trying.Trial, gates: list[Gate]) -> int:
 
 def _finish(args: argparse.Namespace, t: trying.Trial, gates: list[Gate], shown: bool = False) -> int:
     result = t.result()
-    if args.json:
-        json.dump({**result, "run": str(t.directory)}, sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        print_trial(result, str(t.directory))
+    tell(args.json, result, t.directory, print_trial)
     if t.interrupted:
         return EXIT_INTERRUPTED
     if t.error is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,15 @@ def failed(
         elif OPS[g.op](value, g.limit):
             out.append(f"{name} is {value:.6g} ({g.text})")
     return out
+
+
+def tell(as_json: bool, result: Mapping[str, Any], directory: Path, shown: Callable[[Any, str], None]) -> None:
+    """The result on stdout: as JSON with its folder, or as ``shown`` prints it."""
+    if as_json:
+        json.dump({**result, "run": str(directory)}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        shown(result, str(directory))
 
 
 def write_page(path: Path, text: Any, kept: str) -> None:

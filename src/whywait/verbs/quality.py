@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import io
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,8 @@ from whywait.report import quality_html
 from whywait.report.quality import print_quality
 from whywait.session import new_directory, stderr
 from whywait.verbs import gated, measure, reading
-from whywait.verbs.gated import gates_of, write_page
+from whywait.verbs.gated import gates_of, tell, write_page
+from whywait.verbs.signals import sigterm_as_ctrl_c
 
 EXAMPLE = "such as 'worse', 'accuracy.drop_high>2' or 'agreement.kl_mean>0.1'; docs/quality.md has all"
 MOST_TEXTS = 400
@@ -52,7 +51,8 @@ def quality(args: argparse.Namespace) -> int:
     stderr(qualifying.ceiling(plan))
     if not plan.same and not args.only:
         stderr("how much do two runs of the same differ here? the same command with --aa in place of B tells")
-    c = qualifying.qualify(plan, new_directory(args.out))
+    with sigterm_as_ctrl_c():
+        c = qualifying.qualify(plan, new_directory(args.out))
     return _done(args, c, gates)
 
 
@@ -99,11 +99,7 @@ def _done(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate])
 
 def _finish(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate]) -> int:
     result = c.result()
-    if args.json:
-        json.dump({**result, "run": str(c.directory)}, sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        print_quality(result, str(c.directory))
+    tell(args.json, result, c.directory, print_quality)
     if c.interrupted:
         return EXIT_INTERRUPTED
     if c.error is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from whywait import trying, varying
@@ -13,7 +11,7 @@ from whywait.report import live, trial_html
 from whywait.report import vary as told
 from whywait.session import new_directory, stderr
 from whywait.verbs import ab, measure
-from whywait.verbs.gated import write_page
+from whywait.verbs.gated import tell, write_page
 
 
 def run(args: argparse.Namespace, plan: trying.Plan) -> int:
@@ -43,11 +41,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _finish(args: argparse.Namespace, found: varying.Varied, new: bool = False) -> int:
     result = found.result()
-    if args.json:
-        json.dump({**result, "run": str(found.directory)}, sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        told.print_vary(result, str(found.directory))
+    tell(args.json, result, found.directory, told.print_vary)
     if found.interrupted:
         return EXIT_INTERRUPTED
     if found.error is not None:
