@@ -40,9 +40,7 @@ def meters(
     return rows
 
 
-def service(
-    n: int = 70, readings: list[dict[str, Any]] | None = None, devices: int | None = 1, **more: Any
-) -> Run:
+def service(n: int = 70, readings: list[dict[str, Any]] | None = None, devices: int | None = 1, **more: Any) -> Run:
     """A closed loop at 1 from 10 s on: ``n`` requests of 1 s each with 50 tokens, the window 10 s … (10 + n) s.
 
     ``more``: ``change`` (a function of the number and the row, to make it fail, or long), and what the manifest takes.

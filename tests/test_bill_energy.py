@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import pytest
+
 from tests.analysis_runs import S
 from tests.bill_runs import meters, service
-
 from whywait.analyze.energy import Energy, between, energy_of
 from whywait.analyze.energy_checks import checks_of, worst
 from whywait.analyze.energy_model import PowerModel, parse_model

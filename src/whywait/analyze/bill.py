@@ -54,9 +54,9 @@ def bill(run: Run, ask: Ask | None = None) -> dict[str, Any]:
 
     Keys: ``made_by, machine, slo, rule, points``; each point has ``point, label, mode, target, window`` (``seconds,
     whole``), ``work`` (requests and tokens in the window, by what became of them), ``energy`` (``joules, low, high,
-    how, devices, read, device_joules, host_joules, idle, parts, state, checks``, and ``per_…`` figures in joules), ``money``
-    (one entry per offer with ``name, terms, currency, date, source, device_hours, items, total`` and ``per_…``) and
-    ``shares`` (see ``bill_shares``). A figure is ``value`` with its 95 % interval ``low, high`` (None where the window
+    how, devices, read, device_joules, host_joules, idle, parts, state, checks``, and ``per_…`` figures in joules),
+    ``money`` (one entry per offer with ``name, terms, currency, date, source, device_hours, items, total`` and
+    ``per_…``) and ``shares`` (see ``bill_shares``). A figure is ``value`` with its 95 % interval ``low, high`` (None where the window
     is too short to resample) and ``why`` where it is null.
     """
     ask = Ask() if ask is None else ask

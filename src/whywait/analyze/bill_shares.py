@@ -47,8 +47,8 @@ def shared(
     one: Run, g: Groups, joules: float | None, money: Sequence[Mapping[str, Any]], first: str
 ) -> list[dict[str, Any]]:
     """An entry per rule, ``first`` first: ``rule, why`` (where it cannot be applied), ``prefill`` (the part of the
-    whole that is prefill's), ``spent_on`` (shares of what was good, late, failed), ``by_class`` and ``by_prompt``, rows of
-    ``name, requests, good_requests, effective_tokens, nanojoules, j_per_good_request, j_per_million_effective_tokens,
+    whole that is prefill's), ``spent_on`` (shares of what was good, late, failed), ``by_class`` and ``by_prompt``, rows
+    of ``name, requests, good_requests, effective_tokens, nanojoules, j_per_good_request, j_per_million_effective_tokens,
     why`` and ``money`` by offer (``billionths, per_good_request, per_million_effective_tokens``)."""
     out: list[dict[str, Any]] = []
     for rule in sorted(RULES, key=lambda r: r != first):
@@ -87,9 +87,8 @@ class _Shared:
         effective = float(np.nansum(tokens)) if counted else None
         nano = None if self.each is None else sum(self.each[i] for i in np.flatnonzero(mine).tolist())
         joules = None if nano is None else nano / NANO
-        million = "per_million_effective_tokens"
-        money = {k: {"billionths": v, "per_good_request": _over(v / NANO, good), million: _over(v / NANO * 1e6, effective)}
-                 for k, v in paid.items()}  # fmt: skip
+        money = {k: {"billionths": v, "per_good_request": _over(v / NANO, good),
+                     "per_million_effective_tokens": _over(v / 1000, effective)} for k, v in paid.items()}  # fmt: skip
         return {
             "name": name,
             "requests": float(w.here[mine].sum()),
