@@ -154,9 +154,11 @@ def table(found: Sequence[Off]) -> list[str]:
              "|---|---|---|---|---|---|"]  # fmt: skip
     for name, mine in [*((f"{d} × {g}", [o for o in found if (o.row.gpu, o.row.devices) == (g, d)]) for g, d in groups),
                        ("all", list(found))]:  # fmt: skip
-        worst = [max(abs(o[i]) for o in mine) for i in range(3)]
+        worst = [max(abs(x) for x in each) for each in zip(*((o.token, o.request, o.money) for o in mine), strict=True)]
         good = sum(max(abs(o.token), abs(o.request)) <= BOUND for o in mine)
-        lines.append(f"| {name} | {len(mine)} | {' | '.join(f'{x:.3%}' for x in worst)} | {good} of {len(mine)} |")
+        lines.append(
+            f"| {name} | {len(mine)} | {' | '.join(f'{x * 100:.3f} %' for x in worst)} | {good} of {len(mine)} |"
+        )
     return lines
 
 

@@ -56,8 +56,8 @@ def bill(run: Run, ask: Ask | None = None) -> dict[str, Any]:
     whole``), ``work`` (requests and tokens in the window, by what became of them), ``energy`` (``joules, low, high,
     how, devices, read, device_joules, host_joules, idle, parts, state, checks``, and ``per_…`` figures in joules),
     ``money`` (one entry per offer with ``name, terms, currency, date, source, device_hours, items, total`` and
-    ``per_…``) and ``shares`` (see ``bill_shares``). A figure is ``value`` with its 95 % interval ``low, high`` (None where the window
-    is too short to resample) and ``why`` where it is null.
+    ``per_…``) and ``shares`` (see ``bill_shares``). A figure is ``value`` with its 95 % interval ``low, high`` (None
+    where the window is too short to resample) and ``why`` where it is null.
     """
     ask = Ask() if ask is None else ask
     acc = account(run)
@@ -172,6 +172,7 @@ def _money(o: Offer, e: Energy, work: Work, pieces: _Pieces | None) -> dict[str,
         "note": o.note or None,
         "device_hours": hours,
         "per_device_hour": float(sum(o.hourly().values())),
+        "per_kwh": None if o.all_in else o.per_joule * 3.6e6,
         "items": items,
         "total": total,
         "why": why or None,

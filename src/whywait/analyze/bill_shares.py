@@ -46,10 +46,13 @@ class Groups:
 def shared(
     one: Run, g: Groups, joules: float | None, money: Sequence[Mapping[str, Any]], first: str
 ) -> list[dict[str, Any]]:
-    """An entry per rule, ``first`` first: ``rule, why`` (where it cannot be applied), ``prefill`` (the part of the
-    whole that is prefill's), ``spent_on`` (shares of what was good, late, failed), ``by_class`` and ``by_prompt``, rows
-    of ``name, requests, good_requests, effective_tokens, nanojoules, j_per_good_request, j_per_million_effective_tokens,
-    why`` and ``money`` by offer (``billionths, per_good_request, per_million_effective_tokens``)."""
+    """An entry per rule, ``first`` first: ``rule``, ``why`` (where it cannot be applied), ``prefill`` (the part of the
+    whole that is prefill's), ``spent_on`` (shares of what was good, late, failed), ``by_class`` and ``by_prompt``.
+
+    Rows: ``name, requests, good_requests, effective_tokens, nanojoules, j_per_good_request,
+    j_per_million_effective_tokens, why`` and ``money`` by offer: ``billionths, per_good_request,
+    per_million_effective_tokens``.
+    """
     out: list[dict[str, Any]] = []
     for rule in sorted(RULES, key=lambda r: r != first):
         found = weights(one, g.w, g.c, g.account, rule)

@@ -46,7 +46,8 @@ def _point(out: Console, p: Mapping[str, Any]) -> None:
     lost = {k: v for k, v in (share["spent_on"] or {}).items() if k != "good" and v}
     if lost:
         said = " and ".join(f"{percent(v)} on {k} requests" for k, v in lost.items())
-        out.print(Text(f"  of it {said} (by {share['rule']}): charged to the good"))
+        charged = "charged to the good" if share["spent_on"]["good"] else "with nothing good to charge it to"
+        out.print(Text(f"  of it {said} (by {share['rule']}), {charged}"))
     if e["joules"] is not None or p["money"]:
         out.print(_figures(p))
     for why in dict.fromkeys(_whys(p)):
@@ -103,17 +104,18 @@ def _band(f: Figure, by: float) -> str:
 
 
 def _whys(p: Mapping[str, Any]) -> list[str]:
-    """Why a figure is missing, once per reason; the total is stated."""
-    out = []
-    for of, entry in [("energy", p["energy"]), *((m["name"], m) for m in p["money"])]:
-        by_reason: dict[str, list[str]] = {}
+    """Why figures are missing, once per reason; the totals are stated."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for entry in (p["energy"], *p["money"]):
+        total, unit = entry.get("total", entry.get("joules")), entry.get("currency", "J")
         for k in PER:
             if entry[k]["why"]:
-                by_reason.setdefault(entry[k]["why"], []).append(k.replace("_", " "))
-        total, unit = entry.get("total", entry.get("joules")), entry.get("currency", "J")
-        stated = "" if total is None else f"; {number(total)} {unit} in all"
-        out += [f"{of}: no figure {', '.join(names)}: {why}{stated}" for why, names in by_reason.items()]
-    return out
+                names, totals = found.setdefault(entry[k]["why"], ({}, {}))
+                names[k.replace("_", " ")] = None
+                if total is not None:
+                    totals[f"{number(total)} {unit}"] = None
+    return [f"no figure {', '.join(names)}: {why}{'; in all ' if totals else ''}{', '.join(totals)}"
+            for why, (names, totals) in found.items()]  # fmt: skip
 
 
 def _shares(out: Console, p: Mapping[str, Any]) -> None:
@@ -171,5 +173,7 @@ def _sources(out: Console, found: Mapping[str, Any]) -> None:
     for m in offers:
         note = f"; {m['note']}" if m["note"] else ""
         price = f"{number(m['per_device_hour'])} {m['currency']} per device-hour of use"
+        if m["per_kwh"] is not None:
+            price += f", and {number(m['per_kwh'])} {m['currency']} per kWh drawn (PUE in it)"
         out.print(Text(f"{m['name']} ({m['terms']}, {m['date']}): {price}; {m['source']}{note}", style="dim"))
     out.print(f"run: {escape(str(found['run']))}")
