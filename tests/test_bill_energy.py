@@ -82,6 +82,41 @@ def test_more_devices_than_serve_without_a_way_to_tell_fails() -> None:
     assert energy_of(run, WINDOW, devices=2).joules == pytest.approx(690 * 70, rel=1e-6)
 
 
+def test_where_nobody_says_how_many_serve_the_busy_ones_are_taken_and_it_is_not_sure() -> None:
+    rows = meters(600.0, "0", busy=0.9) + meters(90.0, "1", busy=0.0) + meters(500.0, "2", busy=0.5)
+    run = service(readings=rows, devices=None, machine={"gpus": [{"name": "H100"}] * 3})
+    e = energy_of(run, WINDOW)
+    assert (e.devices, e.devices_how) == (2, "inferred")
+    assert e.joules == pytest.approx(1100 * 70, rel=1e-6)
+    assert states(run, e)["the devices are the service's"] == "undecided"
+    dark = service(readings=meters(600.0, "0") + meters(90.0, "1"), devices=None)
+    assert energy_of(dark, WINDOW).devices is None
+
+
+def test_a_counter_that_renews_itself_seldom_has_wider_edges() -> None:
+    rows = meters(300.0, seconds=(-3.0, 76.0, 0.1))
+    held = 0.0
+    for r in rows:
+        if r["name"] == "energy_joules_total":
+            second = r["asked_ns"] / S
+            held = r["value"] if abs(second - round(second)) < 0.01 else held
+            r["value"] = held or r["value"]
+    run = service(readings=rows)
+    e = energy_of(run, (round(10.45 * S), round(70.95 * S)))
+    assert e.low <= 300 * 60.5 <= e.high
+    assert e.high - e.low > 300  # a second's worth at least
+
+
+def test_a_counter_that_stands_still_is_none() -> None:
+    rows = [{**r, "value": 5e6} if r["name"] == "energy_joules_total" else r for r in meters(300.0)]
+    e = energy_of(service(readings=rows), WINDOW)
+    assert e.how == "power"
+    assert e.joules == pytest.approx(300 * 70, rel=1e-6)
+    lone = energy_of(service(readings=[r for r in rows if r["name"] != "power_watts"]), WINDOW)
+    assert lone.joules is None
+    assert "did not move" in lone.parts[0].why
+
+
 def test_devices_that_did_nothing_are_not_the_ones() -> None:
     run = service(readings=meters(70.0, busy=0.001))
     assert states(run, energy_of(run, WINDOW))["the devices are the service's"] == "fails"

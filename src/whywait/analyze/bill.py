@@ -131,6 +131,7 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "high": e.high,
         "how": MODEL if simulated and e.how else e.how or None,
         "devices": e.devices,
+        "devices_how": None if e.devices is None else e.devices_how,
         "read": e.read,
         "device_joules": devices,
         "host_joules": e.of(HOST),

@@ -15,7 +15,8 @@ from itertools import pairwise
 import numpy as np
 
 from whywait.analyze.counters import Floats, Series, delta_of, series
-from whywait.analyze.energy_model import IdlePower, PowerModel, busy_share, idle_power, modelled
+from whywait.analyze.device_evidence import ELSEWHERE
+from whywait.analyze.energy_model import IdlePower, PowerModel, idle_power, modelled
 from whywait.core.run import Run
 from whywait.units import NS_PER_S
 
@@ -66,7 +67,8 @@ class Energy:
     """The energy of ``start_ns`` … ``end_ns``. ``joules`` is of all ``parts``: the devices' and, where ``with_host``,
     the host's; None where the devices' is not known. ``devices`` is how many serve (None: not known), ``read`` how many
     were read, ``idle`` what they draw with nothing to do, ``unused`` the devices of the machine that were left out,
-    ``busy`` and ``others_busy`` how busy those read, and the busiest of the others, say they were."""
+    ``busy`` and ``others_busy`` how busy those read, and the busiest of the others, say they were. ``devices_how``:
+    told (by the Run or the caller), or inferred (as many as were busy)."""
 
     start_ns: int
     end_ns: int
@@ -83,6 +85,7 @@ class Energy:
     others_busy: float | None = None
     meters: tuple[Meter, ...] = field(default=(), repr=False)
     model: PowerModel | None = None
+    devices_how: str = "told"
 
     @property
     def seconds(self) -> float:
@@ -106,6 +109,8 @@ def energy_of(run: Run, window: tuple[int, int], devices: int | None = None, mod
         model: watts to assume where no meter was read; everything from it is labelled modelled.
     """
     devices = devices if devices is not None else told_devices(run)
+    told = devices is not None
+    devices = devices if told else _busy_devices(run, window)
     meters, unused, others = _chosen(run, window, devices)
     parts = [_part(m, window) for m in meters]
     read = sum(devices or 1 if m.gpu == ALL else 1 for m in meters)
@@ -126,10 +131,11 @@ def energy_of(run: Run, window: tuple[int, int], devices: int | None = None, mod
     order = (MODEL, POWER, COUNTER)
     how = next((h for h in order if any(p.how == h for p in known)), "") if total[0] is not None else ""
     idle = idle_power(run, [m.power for m in meters if m.power is not None], devices, model)
-    busy = busy_share(run, window, [m.gpu for m in meters])
-    return Energy(
-        *window, *total, how, (*parts, *host), devices, read, idle, busy, unused, others, tuple(meters), model
-    )
+    used = _busy(run, window)
+    seen = [used[m.name] for m in meters if m.name in used]
+    busy, how_many = float(np.mean(seen)) if seen else None, "told" if told or devices is None else "inferred"
+    return Energy(*window, *total, how, (*parts, *host), devices, read, idle, busy, unused, others, tuple(meters),
+                  model, how_many)  # fmt: skip
 
 
 def told_devices(run: Run) -> int | None:
@@ -153,13 +159,14 @@ def between(run: Run, e: Energy, edges: list[int]) -> list[float] | None:
     not covered. Scaled so that they add up to ``e.joules``."""
     if e.joules is None:
         return None
+    meters = {m.name: m for m in (*e.meters, *_rapl(run))}
     pieces = []
     for a, b in pairwise(edges):
         total = 0.0
         for p in e.parts:
             if p.joules is None or (p.scope == HOST and not e.with_host):
                 continue
-            m = next((m for m in (*e.meters, *_rapl(run)) if m.name == p.name), None)
+            m = meters.get(p.name)
             if p.how == MODEL or m is None:
                 found = modelled(run, (a, b), p.scope, e.model, e.devices)[0] if e.model else None
             else:
@@ -187,16 +194,31 @@ def _chosen(
     meters = [m for i, m in enumerate(meters) if not any(_same(m, other, window) for other in meters[:i])]
     if devices is None or len(meters) <= devices or any(m.gpu == ALL for m in meters):
         return meters, (), None
-    used = {}
-    for s in series(run.readings, "busy_share", "gpu"):
-        inside = (s.t_ns >= window[0]) & (s.t_ns <= window[1])
-        if inside.any():
-            used[" ".join(_key(s)).strip()] = float(s.values[inside].mean())
+    used = _busy(run, window)
     if not all(m.name in used for m in meters):
         return meters, (), None  # which of them serve cannot be told
     order = sorted(meters, key=lambda m: used[m.name], reverse=True)
     out = order[devices:]
     return order[:devices], tuple(m.name for m in out), max(used[m.name] for m in out)
+
+
+def _busy(run: Run, window: tuple[int, int]) -> dict[str, float]:
+    """By the name of its meter the mean share of the window in which each device ran something."""
+    used = {}
+    for s in series(run.readings, "busy_share", "gpu"):
+        inside = (s.t_ns >= window[0]) & (s.t_ns <= window[1])
+        if inside.any():
+            used[" ".join(_key(s)).strip()] = float(s.values[inside].mean())
+    return used
+
+
+def _busy_devices(run: Run, window: tuple[int, int]) -> int | None:
+    """As many as were busy, where each says how busy it was; None where none was, or not all say."""
+    meters = _chosen(run, window, None)[0]
+    used = _busy(run, window)
+    if not meters or not all(m.name in used for m in meters):
+        return None
+    return sum(used[m.name] >= ELSEWHERE for m in meters) or None
 
 
 def _same(a: Meter, b: Meter, window: tuple[int, int]) -> bool:
@@ -248,8 +270,22 @@ def _counted(m: Meter, window: tuple[int, int]) -> Part | None:
     if covered < COVERED:
         why = f"it was read for {covered:.0%} of the window only"
         return Part(m.name, m.scope, COUNTER, None, d.low, None, None, covered, *spread, 0, 0.0, why)
-    low, high = min(d.low, d.value), max(d.high, d.value)
+    if d.value <= 0:
+        return Part(m.name, m.scope, COUNTER, None, None, None, None, covered, *spread, why="its counter did not move")
+    stale = d.value * _stale_s(s, window) / ((d.end_ns - d.start_ns) / NS_PER_S)
+    low, high = max(min(d.low, d.value) - stale, 0.0), max(d.high, d.value) + stale
     return Part(m.name, m.scope, COUNTER, d.value / covered, low / covered, high / covered, None, covered, *spread)
+
+
+def _stale_s(s: Series, window: tuple[int, int]) -> float:
+    """How much older than its reading a counter's value may be (s): the longest it took to renew itself in the window,
+    beyond the time between readings."""
+    t, v = s.t_ns, s.values
+    changed = t[1:][np.diff(v) != 0]
+    changed = changed[(changed >= window[0]) & (changed <= window[1])]
+    if len(changed) < 2:
+        return 0.0
+    return float(max(np.diff(changed).max() - np.diff(t).max(), 0.0)) / NS_PER_S
 
 
 def _integrated(m: Meter, window: tuple[int, int]) -> Part | None:

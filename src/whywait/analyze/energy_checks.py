@@ -78,6 +78,10 @@ def _device_set(e: Energy) -> Check:
         return Check(what, FAILS, f"those read were busy {percent(e.busy)} of the time: the engine runs on others")
     if e.devices is None:
         return Check(what, UNDECIDED, f"{e.read} were read; how many serve is not known (--devices)")
+    if e.devices_how == "inferred" and e.read == e.devices:
+        rest = f", not {', '.join(e.unused)}" if e.unused else ""
+        why = f"as many as were busy are taken ({e.devices}{rest}); --devices says how many serve"
+        return Check(what, UNDECIDED, why)
     if e.read < e.devices:
         return Check(what, FAILS, f"{e.devices} serve, {e.read} were read: the energy is too small")
     if e.read > e.devices:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whywait.analyze.counters import Series, series
+from whywait.analyze.counters import Series
 from whywait.analyze.occupancy import device_account
 from whywait.analyze.roofline import device_names
 from whywait.analyze.window import Spans
@@ -101,16 +101,6 @@ def the_machine(run: Run) -> Accelerator | None:
     """The catalogue's entry of the Run's devices, where all are of one kind."""
     found = {find(n) for n in device_names(run)}
     return next(iter(found)) if len(found) == 1 else None
-
-
-def busy_share(run: Run, window: tuple[int, int], gpus: Sequence[str]) -> float | None:
-    """Mean share of the window in which the devices ran something, as they say; None where they do not."""
-    means = []
-    for s in series(run.readings, "busy_share", "gpu"):
-        inside = (s.t_ns >= window[0]) & (s.t_ns <= window[1])
-        if inside.any() and (not gpus or s.labels.get("gpu", "") in gpus):
-            means.append(float(s.values[inside].mean()))
-    return float(np.mean(means)) if means else None
 
 
 def _quiet(run: Run, power: Sequence[Series]) -> float | None:
