@@ -102,6 +102,15 @@ def test_owned_on_the_command_line() -> None:
             parse_owned(text, "EUR", "2026")
 
 
+def test_the_book_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "bill.md").read_text()
+    path = tmp_path / "prices.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0])
+    reserved, owned = read_offers(path)
+    assert reserved.hourly() == {"rent": pytest.approx(1.90 / 0.7)}
+    assert owned.hourly()["capital"] == pytest.approx(250_000 / 8 / (4 * 8766) / 0.6)
+
+
 def test_a_book_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     offer = '[[offers]]\nname="a"\nterms="reserved"\ncurrency="CHF"\nper_device_hour=2\ndate="2026"\nsource="s"\n'

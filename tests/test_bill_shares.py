@@ -112,6 +112,13 @@ def test_device_time_is_split_by_who_is_in_work() -> None:
     assert weights(run, w, c, acc, ALL_TOKENS).values.tolist() == [20, 120, 0]
 
 
+def test_prompt_tokens_from_the_cache_were_not_computed() -> None:
+    row = {"sent_ns": 0, "first_ns": S, "last_ns": 2 * S, "end_ns": 2 * S, "output_tokens": 5, "prompt_tokens": 100}
+    run = make_run([{**row, "cached_tokens": 80}, row])
+    found = weights(run, Window(0, 3 * S, False, 0, 0), content(run), account(run), ALL_TOKENS)
+    assert found.values.tolist() == [25, 105]
+
+
 def test_a_queue_is_not_work() -> None:
     service = Service(slots=1, tokens=11, prefill_ms=100, gap_ms=10)
     run = service.closed(4, 12)
