@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,19 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(money[0]["date"]) == 10
     assert main(["bill", path, "--strict"]) == 3
     capsys.readouterr()
+
+
+def test_the_share_of_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = saved(tmp_path, change=lambda i, r: {**r, "output_tokens": 7 + i % 13}), tmp_path / "each.csv"
+    assert main(["bill", path, "--requests", str(out), "--share-by", "output tokens", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["points"][0]
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 70
+    assert sum(int(r["nanojoules"]) for r in rows) == round(found["energy"]["joules"] * 1e9)
+    tokens = {r["nanojoules"]: float(r["output_tokens"]) for r in rows}
+    assert max(tokens, key=int) == next(k for k, v in tokens.items() if v == max(tokens.values()))
+    assert main(["bill", path, "--requests", str(tmp_path / "no" / "each.csv")]) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ whoever it was for, so that the gap is seen. Nothing good: the cost of a good on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from whywait.analyze.bill_shares import Groups, shared
+from whywait.analyze.bill_shares import Groups, shared, shares_of
 from whywait.analyze.bill_work import ANSWER, EFFECTIVE, GOOD, RAW, Work, blocks_of, work_of
 from whywait.analyze.energy import DEVICES, HOST, MODEL, Energy, between, energy_of
 from whywait.analyze.energy_checks import checks_of, worst
@@ -72,6 +73,28 @@ def bill(run: Run, ask: Ask | None = None) -> dict[str, Any]:
         "rule": ask.rule,
         "points": [_point(run, int(n), acc, ask) for n in run.points["point"].tolist()],
     }
+
+
+def by_request(run: Run, ask: Ask | None = None) -> Iterator[dict[str, Any]]:
+    """The share of every request in the joules of its point's window, by ``ask.rule``: rows of ``point, id, class,
+    prompt_tokens, output_tokens`` (made in the window), ``outcome, good, rule, nanojoules`` (None where the energy is
+    not known or the rule cannot be applied). Those of a point sum to its joules exactly."""
+    ask = Ask() if ask is None else ask
+    acc, slo = account(run), run.manifest.slo if ask.slo is None else ask.slo
+    for number in run.points["point"].tolist():
+        one = run.point(int(number))
+        w, c = window_of(one), content(one)
+        work = work_of(one, c, w, slo)
+        joules = energy_of(run, (w.start_ns, w.end_ns), ask.devices, ask.model).joules
+        each = shares_of(one, Groups(c, w, work, acc, acc.point == number), joules, ask.rule)
+        outcomes = one.requests.text("outcome")
+        for i, row in enumerate(one.requests.rows()):
+            made = float(work.tokens[i])
+            yield {
+                "point": int(number), "id": row["id"], "class": row["class"], "prompt_tokens": row["prompt_tokens"],
+                "output_tokens": None if np.isnan(made) else made, "outcome": outcomes[i], "good": bool(work.good[i]),
+                "rule": ask.rule, "nanojoules": None if each is None else each[i],
+            }  # fmt: skip
 
 
 def _point(run: Run, number: int, acc: RequestAccount, ask: Ask) -> dict[str, Any]:

@@ -69,6 +69,14 @@ def shared(
     return out
 
 
+def shares_of(one: Run, g: Groups, joules: float | None, rule: str) -> list[int] | None:
+    """Nanojoules of each request of a point under a rule; None where that cannot be said."""
+    found = weights(one, g.w, g.c, g.account, rule)
+    if joules is None or found.values is None:
+        return None
+    return apportion(round(joules * NANO), found.values)
+
+
 @dataclass(frozen=True)
 class _Shared:
     work: Work

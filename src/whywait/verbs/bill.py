@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import json
 import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-from whywait.analyze.bill import Ask
+from whywait.analyze.bill import Ask, by_request
 from whywait.analyze.bill import bill as of_run
 from whywait.analyze.energy_model import parse_model, the_machine
 from whywait.analyze.sharing import RULES
@@ -15,6 +19,7 @@ from whywait.core.run import Run
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.physics.prices import Offer, of_machine, offer_of, parse_owned, read_offers, shipped
 from whywait.report.bill import print_bill
+from whywait.session import stderr
 from whywait.verbs import measure
 
 
@@ -31,6 +36,9 @@ def bill(args: argparse.Namespace) -> int:
         measure.slo(args.slo) if args.slo else None,
     )
     result = {"run": args.run_dir, **of_run(run, ask)}
+    if args.requests:
+        _write(Path(args.requests), by_request(run, ask))
+        stderr(f"requests: {args.requests}")
     if args.json:
         json.dump(result, sys.stdout, indent=2, allow_nan=False)
         print()
@@ -38,6 +46,23 @@ def bill(args: argparse.Namespace) -> int:
         print_bill(result)
     sure = all(p["energy"]["state"] == "holds" for p in result["points"])
     return EXIT_UNDECIDED if args.strict and not sure else EXIT_OK
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            out: csv.DictWriter[str] | None = None
+            for row in rows:
+                if out is None:
+                    out = csv.DictWriter(file, list(row))
+                    out.writeheader()
+                out.writerow(row)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}", "give a file in a folder that exists") from None
 
 
 def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
