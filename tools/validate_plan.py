@@ -38,8 +38,9 @@ from whywait.core.schedule import Schedule
 from whywait.errors import WhywaitError
 from whywait.physics.arch import arch_of
 from whywait.physics.dtypes import rate_name
+from whywait.physics.fitted import prior_of
 from whywait.physics.layout import Layout, Precision
-from whywait.physics.machines import machine
+from whywait.physics.machines import Accelerator, machine
 from whywait.sim import service
 from whywait.sim.capacity import capacity
 from whywait.sim.deployment import Deployment
@@ -47,8 +48,9 @@ from whywait.sim.engines import engine_of
 from whywait.sim.loads import Options
 
 ROOT = Path(__file__).resolve().parents[1]
+DECIDED = 1.28  # standard deviations: 90 % to be right
 APART, ASKED = 0.15, 0.9  # pairs count beyond this difference; the share of them that must be right
-AT_ONCE = 384  # requests in work at most where an offline peak is asked for
+AT_ONCE = 1536  # requests in work at most where an offline peak is asked for
 ARGONNE = {"Nvidia A100 GPU": "a100-sxm", "Nvidia H100 GPU": "h100", "Nvidia GH200 GPU": "gh200",
            "AMD MI250 GPU": "mi250", "AMD MI300X GPU": "mi300x"}  # fmt: skip
 ENGINE = {"vLLM": "vllm", "TensorRT-LLM": "trtllm"}
@@ -62,19 +64,29 @@ OFFLINE = {"llama2-70b-99": ("llama-2-70b", "fp8"), "mixtral-8x7b": ("mixtral-8x
 
 
 class Case(NamedTuple):
-    """A measured throughput per device on a machine; cases of one ``key`` are compared. ``ask`` predicts the same."""
+    """A measured throughput per device on a machine; cases of one ``key`` are compared. ``ask`` predicts the same;
+    ``sd`` is of its logarithm, by the machine's prior."""
 
     key: tuple[object, ...]
     machine: str
     measured: float
     ask: Callable[[], float]
+    sd: float
 
 
 class Pair(NamedTuple):
+    """Ratios of the first machine to the second; ``sd`` of the predicted one's logarithm. What lies inside it is a tie
+    to ``whywait plan``: it ranks neither first."""
+
     table: str
     machines: tuple[str, str]
-    measured: float  # ratio
+    measured: float
     predicted: float
+    sd: float
+
+    @property
+    def decided(self) -> bool:
+        return abs(math.log(self.predicted)) > DECIDED * self.sd if self.predicted > 0 else False
 
     @property
     def right(self) -> bool:
@@ -85,7 +97,7 @@ def e2e(data: Path, pop: Population | None = None, among: Sequence[str] | None =
     rows = [r for r in usable(read(data)) if among is None or r.group in among]
     return [
         Case((r.arch.name, r.backend, r.gemm, r.part, *r.load, r.ratio), r.system, _per_device(r, measured(r)),
-             lambda r=r: _per_device(r, predict(_moved(r, pop), r)))
+             lambda r=r: _per_device(r, predict(_moved(r, pop), r)), _sd(deployment_of(r)))
         for r in rows
     ]  # fmt: skip
 
@@ -115,7 +127,7 @@ def argonne(data: Path) -> list[Case]:
         tokens, batch = int(r["Input Output Length"]), int(r["Batch Size"])
         d = _deployment(name, model.name, engine, "bf16", Layout(tp=devices))
         out.append(Case(("argonne", engine, model.name, devices, tokens, batch), name, float(r["Throughput"]) / devices,
-                        lambda d=d, t=tokens, b=batch: _batch(d, t, t, b)))  # fmt: skip
+                        lambda d=d, t=tokens, b=batch: _batch(d, t, t, b), _sd(d)))  # fmt: skip
     return _first_of_each(out)
 
 
@@ -133,7 +145,7 @@ def overview(data: Path) -> list[Case]:
         d = _deployment(device, OVERVIEW[base], "trtllm", {"FP4": "nvfp4", "FP8": "fp8"}[dtype], layout)
         shape = int(r["isl"]), int(r["osl"])
         out.append(Case(("overview", base, *shape), name, float(r["output_tok_s_per_gpu"]),
-                        lambda d=d, s=shape: _peak(d, *s)))  # fmt: skip
+                        lambda d=d, s=shape: _peak(d, *s), _sd(d)))  # fmt: skip
     return out
 
 
@@ -151,7 +163,7 @@ def mlperf(data: Path) -> list[Case]:
         model, dtype = OFFLINE[benchmark]
         d = _fitting(name, model, "trtllm", dtype)
         if d is not None and got > 0:
-            out.append(Case((benchmark,), name, got, lambda d=d: _peak(d, 256, round(TOKENS))))
+            out.append(Case((benchmark,), name, got, lambda d=d: _peak(d, 256, round(TOKENS)), _sd(d)))
     return out
 
 
@@ -163,8 +175,19 @@ def _csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def _device(name: str) -> Accelerator:
+    """By name; of an MI250 one half. ROCm shows its two halves as a device each, and a process of one device uses no
+    other: of the record's MI250 at tp=1 no row reads more than 1.0 TB/s, where a half has 1.6 and the whole 3.3."""
+    found = machine(name)
+    if name != "mi250":
+        return found
+    flops = {k: v / 2 for k, v in found.flops.items()}
+    return dataclasses.replace(found, read_bytes_per_s=found.read_bytes_per_s / 2, memory_bytes=found.memory_bytes / 2,
+                               flops=flops)  # fmt: skip
+
+
 def _deployment(name: str, model: str, engine: str, dtype: str, layout: Layout) -> Deployment:
-    device = machine(name)
+    device = _device(name)
     precision = Precision(dtype, "fp8" if dtype != "bf16" else "bf16", rate_name(dtype, device.flops))
     e = dataclasses.replace(engine_of(engine, device), prefix_cache=False, ahead=True)
     return Deployment(device, arch_of(model), precision, layout, 1, e)
@@ -188,6 +211,13 @@ def _first_of_each(cases: Sequence[Case]) -> list[Case]:
     return [cs[0]._replace(measured=float(np.median([c.measured for c in cs]))) for cs in found.values()]
 
 
+def _sd(d: Deployment) -> float:
+    """Of the logarithm of a machine's throughput before anything of it was measured: the widest of what it mostly
+    waits for."""
+    sd = prior_of(d.machine, d.engine.policy).sd
+    return max(sd.get(k, 0.0) for k in ("weights", "compute", "kv"))
+
+
 def _batch(d: Deployment, prompt: int, answer: int, batch: int) -> float:
     """Tokens in and out per second and device of one batch sent at once."""
     t = service.run_point(d, _same(batch, prompt, answer), "concurrency", batch, options=Options(keep="none"))[2]
@@ -198,6 +228,8 @@ def _peak(d: Deployment, prompt: int, answer: int) -> float:
     """Output tokens per second and device with as many requests in work as fit, ``AT_ONCE`` at most."""
     fits = capacity(d, float(prompt + answer)).concurrency or 1.0
     n = max(1, min(AT_ONCE, int(fits)))
+    budget = max(d.engine.token_budget, prompt * d.layout.dp + n)  # prompts are not cut in pieces
+    d = dataclasses.replace(d, engine=dataclasses.replace(d.engine, token_budget=budget))
     t = service.run_point(d, _same(2 * n, prompt, answer), "concurrency", n, options=Options(keep="none"))[2]
     return 2 * n * answer / float(np.nanmax(t.last) - np.nanmin(t.sent)) / d.devices
 
@@ -225,7 +257,7 @@ def pairs_of(name: str, cases: Sequence[Case], most: int | None, say: Callable[[
             if _apart(a, b):
                 know = a.machine in said and b.machine in said
                 ratio = said[a.machine] / said[b.machine] if know else math.nan
-                out.append(Pair(name, (a.machine, b.machine), a.measured / b.measured, ratio))
+                out.append(Pair(name, (a.machine, b.machine), a.measured / b.measured, ratio, math.hypot(a.sd, b.sd)))
     say(f"{name}: {len(cases)} rows, {len(keys)} loads with machines that differ by more than {APART:.0%}")
     return out
 
@@ -249,7 +281,8 @@ def by_folds(data: Path, most: int | None, say: Callable[[str], None]) -> Iterat
 
 def text(pairs: Sequence[Pair]) -> str:
     """A table by source and by pair of machines."""
-    rows = ["| of | pairs that differ by > 15 % | right | share |", "|---|---|---|---|"]
+    rows = ["| of | pairs that differ by > 15 % | right | share | outside the error | right | share |",
+            "|---|---|---|---|---|---|---|"]  # fmt: skip
     groups_: dict[str, list[Pair]] = defaultdict(list)
     for p in pairs:
         groups_["all"].append(p)
@@ -257,7 +290,10 @@ def text(pairs: Sequence[Pair]) -> str:
         groups_[f"{p.table}: {' / '.join(sorted(p.machines))}"].append(p)
     for name, mine in groups_.items():
         right = sum(p.right for p in mine if not math.isnan(p.predicted))
-        rows.append(f"| {name} | {len(mine)} | {right} | {right / len(mine):.0%} |")
+        sure = [p for p in mine if p.decided]
+        well = sum(p.right for p in sure)
+        rows.append(f"| {name} | {len(mine)} | {right} | {right / len(mine):.0%} | {len(sure)} | {well} | "
+                    f"{f'{well / len(sure):.0%}' if sure else '–'} |")  # fmt: skip
     return "\n".join(rows)
 
 

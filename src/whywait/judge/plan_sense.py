@@ -85,7 +85,9 @@ class Experiment(NamedTuple):
         return self._asdict()
 
 
-def experiments(rows: Sequence[Row], hourly: Mapping[str, Floats], price: Mapping[str, float | None]) -> list[Experiment]:
+def experiments(
+    rows: Sequence[Row], hourly: Mapping[str, Floats], price: Mapping[str, float | None]
+) -> list[Experiment]:
     """One per group of rows: measuring it on its own hardware tells where in its draws it lies.
 
     The decision is the row of least mean money an hour among those that may be first (the service must do the same work
@@ -101,7 +103,9 @@ def experiments(rows: Sequence[Row], hourly: Mapping[str, Floats], price: Mappin
     known = {r.name: hourly[r.name] for r in able if np.isfinite(hourly[r.name]).any()}
     if not known:
         return []
-    plain = {n: float(np.mean(np.where(np.isfinite(x), x, np.nan_to_num(x, posinf=_dear(x))))) for n, x in known.items()}
+    plain = {
+        n: float(np.mean(np.where(np.isfinite(x), x, np.nan_to_num(x, posinf=_dear(x))))) for n, x in known.items()
+    }
     first = min(plain, key=lambda n: plain[n])
     out = []
     for group in dict.fromkeys(r.group for r in able if r.name in known):

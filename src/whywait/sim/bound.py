@@ -81,7 +81,9 @@ def bound(d: Deployment, schedule: Schedule, tpot_ms: float | None = None) -> Bo
 
 def _slack(d: Deployment) -> float:
     sd = prior_of(d.machine, family_of(d)).sd
-    return math.exp(1.28 * max(sd.get(k, 0.0) for k in ("weights", "compute", "kv", "experts" if d.model.experts else "kv")))
+    return math.exp(
+        1.28 * max(sd.get(k, 0.0) for k in ("weights", "compute", "kv", "experts" if d.model.experts else "kv"))
+    )
 
 
 def _mean(d: Deployment, s: Schedule) -> _Mean:
