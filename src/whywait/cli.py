@@ -28,6 +28,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "probe": ("whywait.verbs.probe:probe", "what one stream costs, by single streams alone (no URL: as diagnose)"),
     "simulate": ("whywait.verbs.simulate:simulate", "what a GPU, a model and a layout would do under a load; modelled"),
     "what-if": ("whywait.verbs.whatif:what_if", "what a change would do to the service of a saved run; modelled"),
+    "plan": (
+        "whywait.verbs.plan:plan",
+        "which hardware, how much of it, and why: five questions, each with its evidence",
+    ),
     "serve-sim": ("whywait.verbs.serve_sim:serve_sim", "the OpenAI API answered by the simulator, at true pace"),
     "catalog": ("whywait.verbs.catalog:catalog", "machines, models, techniques and engines that the simulator knows"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
@@ -52,6 +56,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "probe": ("http://127.0.0.1:8000 --budget 2m", "probe.md"),
     "simulate": ("--machine h200 --model llama-3.1-70b --layout tp=2 --concurrency 1,8,32", "simulate.md"),
     "what-if": ("whywait-runs/20261130-101500 --machine h200 --apply fp8-kv", "what-if.md"),
+    "plan": ("--model llama-3.1-70b --machines h100,h200,mi300x --rate 8 --slo ttft=1s,tpot=40ms", "plan.md"),
     "serve-sim": ("--machine h200 --model llama-3.1-70b --layout tp=4", "serve-sim.md"),
     "catalog": ("techniques", "simulate.md"),
     "workload": ("fit requests.jsonl --out workload.toml", "workloads.md"),

@@ -1,0 +1,226 @@
+"""The five questions before hardware is bought, each answered with its evidence or left open with the command that
+would answer it. Pure: a plan as JSON values in, sentences out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whywait.units import ms, number, percent
+
+ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
+#: From so many requests of a log a tail is told at all: two-sided 95 % bounds of p99 need 368.
+ENOUGH = 368
+BURSTY = 1.3  # coefficient of variation of gaps from which a load is burstier than Poisson
+
+Plan = Mapping[str, Any]
+
+
+def questions(p: Plan) -> list[dict[str, Any]]:
+    """Each as ``question, state, answer, evidence, command`` (what would answer it, or make it surer)."""
+    return [_load(p), _where(p), _goodput(p), _quality(p), _cost(p)]
+
+
+def headline(p: Plan) -> str:
+    """What to buy, in a sentence; or what stands in the way."""
+    rows = {r["name"]: r for r in p["rows"]}
+    if p["first"] is None:
+        if not rows:
+            return "No candidate keeps the SLO at this rate"
+        return "No candidate may be ranked first: none surely keeps the SLO with tested answers and a known price"
+    first = rows[p["first"]]
+    money = p["basis"]["currency"]
+    said = f"{first['name']}: {number(first['hourly'])} {money} an hour, {number(first['figures']['cost']['value'])} {money} per 1,000 good requests"
+    others = [t for t in p["ties"] if rows[t]["shape"] != first["shape"]]
+    if others:
+        return f"{said}; a tie, inside the error, with {', '.join(others[:2])}" + (
+            f" and {len(others) - 2} more" if len(others) > 2 else ""
+        )
+    return said
+
+
+def _answer(question: str, state: str, answer: str, evidence: Sequence[str], command: str = "") -> dict[str, Any]:
+    return {
+        "question": question,
+        "state": state,
+        "answer": answer,
+        "evidence": [e for e in evidence if e],
+        "command": command,
+    }
+
+
+def _load(p: Plan) -> dict[str, Any]:
+    w, want = p["workload"], p["want"]
+    name = "Is the load real?"
+    learn = "whywait workload fit LOG --out workload.toml (LOG: requests of your service; whywait record writes one)"
+    facts = [
+        f"{w['requests']:,} requests looked at; prompts p50 {number(w['prompt_tokens']['p50'])}, p99 "
+        f"{number(w['prompt_tokens']['p99'])} tokens; answers p50 {number(w['output_tokens']['p50'])}, p99 "
+        f"{number(w['output_tokens']['p99'])}",
+        _bursts(w), _reuse(w), _thinking(w), _growth(w, want),
+    ]  # fmt: skip
+    if w["kind"] in ("recipe", "stages"):
+        fixed = f"; fixed lengths ({', '.join(w['fixed'])}): a load of one length has no tail" if w["fixed"] else ""
+        source = w["file"] or "flags and defaults"
+        return _answer(name, OPEN, f"It is a guess: lengths and arrivals were written down ({source}), not learnt from a "
+                       f"log{fixed}.", facts, learn)  # fmt: skip
+    few = w["requests"] < ENOUGH
+    own = w["own_rate"]
+    moved = own is not None and abs(want["rate"] / own - 1) > 0.1
+    said = (
+        f"Its lengths and gaps are those of {'a trace' if w['kind'] == 'trace' else 'a log'} ({w['file'] or 'given'})"
+    )
+    doubts = [
+        f"of {w['requests']} requests only: p99 is not bounded" if few else "",
+        f"its own mean rate is {number(own)}/s, planned is {number(want['rate'])}/s, all gaps scaled" if moved else "",
+    ]
+    state = PARTLY if any(doubts) else ANSWERED
+    return _answer(name, state, said + "".join(f"; {d}" for d in doubts if d) + ".", facts, learn if few else "")
+
+
+def _bursts(w: Plan) -> str:
+    cv = w["gap_cv"]
+    if cv is None:
+        return ""
+    kind = "burstier than Poisson" if cv > BURSTY else "as even as Poisson or more"
+    return f"gaps between arrivals: coefficient of variation {cv:.2f}, {kind}"
+
+
+def _reuse(w: Plan) -> str:
+    if w["prefix"] is not None and w["prefix"]["hit_rate"] is not None:
+        return f"shared beginnings: an unlimited cache would hold {percent(w['prefix']['hit_rate'])} of the prompts' blocks"
+    if w["shared_share"]:
+        return f"shared beginnings: {percent(w['shared_share'])} of the prompt tokens, as written down"
+    return "shared beginnings: none are known; if there are any, this plan buys too much"
+
+
+def _thinking(w: Plan) -> str:
+    if w["thinking_tokens_mean"] is not None:
+        return f"thinking: {number(w['thinking_tokens_mean'])} tokens a request in the mean"
+    return "thinking tokens: not told apart from answers"
+
+
+def _growth(w: Plan, want: Plan) -> str:
+    said = f"growth planned for: {percent(want['growth'])}" if want["growth"] else "growth: none was said (--growth)"
+    over = w["rate_over_time"]["requests"]
+    third = len(over) // 3
+    if w["kind"] in ("recipe", "stages") or third < 2 or not sum(over[:third]):
+        return said
+    change = sum(over[-third:]) / sum(over[:third]) - 1
+    return f"{said}; within the log the last third has {change:+.0%} requests of the first".replace("%", " %")
+
+
+def _where(p: Plan) -> dict[str, Any]:
+    name = "Where does the time go?"
+    command = "whywait diagnose URL --load --out RUN, then whywait plan … --run RUN"
+    if not p["runs"]:
+        return _answer(
+            name, OPEN, "No measured run was given: what the service waits on today is not known.", [], command
+        )
+    evidence, sure, made = [], False, set()
+    for run in p["runs"]:
+        made.add(run["made_by"])
+        held = [v for v in run["verdicts"] if v["state"] == "holds"]
+        sure = sure or bool(held)
+        evidence.append(f"{run['run']} ({run['made_by']}): {run['headline'] or 'no verdict'}")
+        evidence += [f"{v['claim']}: {'; '.join(v['evidence'][:2])}" for v in held[:2]]
+        evidence += [text for q in run["points"][-1:] if (text := _account(q))]
+    state = ANSWERED if sure and "measured" in made else PARTLY
+    answer = p["runs"][0]["headline"] or "The run was not decided."
+    return _answer(name, state, answer, evidence, "" if state == ANSWERED else command)
+
+
+def _account(point: Plan) -> str:
+    """The mean phases of a load point, the largest first."""
+    phases = point["phases"] or {}
+    means = {k: v["mean_ms"] for k, v in phases.items() if isinstance(v, Mapping) and v.get("mean_ms")}
+    if not means:
+        return ""
+    top = sorted(means, key=lambda k: -means[k])[:4]
+    return f"mean request at {point['mode']} {point['target'] or ''}: " + ", ".join(f"{k} {ms(means[k])}" for k in top)
+
+
+def _goodput(p: Plan) -> dict[str, Any]:
+    name = "What goodput under the SLO, not what peak?"
+    rows, want = p["rows"], p["want"]
+    slo = ", ".join(f"{k.removesuffix('_ms')} ≤ {ms(v)}" for k, v in want["slo"].items())
+    held = [r for r in rows if r["meets"] == "holds"]
+    evidence = [f"asked: {number(want['rate'])} requests/s, {percent(want['share'])} of them within {slo}"]
+    for r in rows[:5]:
+        g = r["figures"]["goodput"]
+        evidence.append(
+            f"{r['name']} ({r['kind']}): {number(g['value'])}/s good ({_band(g)}), it keeps the SLO: {r['meets']}"
+        )
+    errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
+    evidence += list(errors)
+    measured = any(r["kind"] == "measured" for r in rows)
+    answer = (f"{len(held)} of {len(rows)} candidates looked at closely keep it for sure" if held else
+              "No candidate keeps it for sure") + ("." if measured else "; none of them was measured, all are modelled.")  # fmt: skip
+    command = next((e["command"] for e in p["experiments"] if e["command"]), "")
+    return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
+
+
+def _quality(p: Plan) -> dict[str, Any]:
+    name = "Is quality re-tested?"
+    narrow = [r for r in p["rows"] if r["quality"] != "as published"]
+    if not narrow:
+        return _answer(name, ANSWERED, "No candidate looked at closely uses numbers narrower than published.", [])
+    by: dict[str, list[str]] = {}
+    for r in narrow:
+        by.setdefault(r["quality"], []).append(r["name"])
+    evidence = [f"{state}: {', '.join(names)}" for state, names in by.items()]
+    evidence += list(dict.fromkeys(f"{r['apply'] or r['name']}: {r['quality_note']}" for r in narrow))
+    open_ = by.get("untested", []) + by.get("undecided", [])
+    first = next((r for r in narrow if r["name"] in (p["untested"] or open_)), None)
+    what = "+".join((first["apply"] or "fp8-weights").replace(" ", "").split(",")) if first else "fp8-weights"
+    command = f"whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {what}=DIR" if open_ else ""
+    answer = "Every candidate of narrower numbers was tested." if not open_ else (
+        f"{len(open_)} candidates of narrower numbers are not tested; none of them is ranked first."
+        + (f" {p['untested'][0]} would cost less than the first." if p["untested"] else ""))  # fmt: skip
+    return _answer(name, PARTLY if open_ and len(by) > 1 else OPEN if open_ else ANSWERED, answer, evidence, command)
+
+
+def _cost(p: Plan) -> dict[str, Any]:
+    name = "What does a good request cost?"
+    rows, basis = p["rows"], p["basis"]
+    money = basis["currency"]
+    priced = [r for r in rows if r["figures"]["cost"]["value"] is not None]
+    evidence = []
+    for m, o in basis["offers"].items():
+        evidence.append(f"{m}: no offer in the price book" if o is None else
+                        f"{m}: {number(o['per_device_hour'])} {money} a device-hour, {o['terms']}, {o['name']} ({o['date']}; {o['source']})")  # fmt: skip
+    for r in priced[:4]:
+        cost, energy = r["figures"]["cost"], r["figures"]["energy"]
+        evidence.append(
+            f"{r['name']}: {number(cost['value'])} {money} per 1,000 good ({_band(cost)}), {number(energy['value'])} J each ({_band(energy)})"
+        )
+    bill = p["bill"]
+    if bill and bill["money"] and (gap := _gap(bill["money"][0])):
+        evidence.append(f"bill of {bill['of']}: a million effective tokens {gap}")
+    if not priced:
+        return _answer(
+            name,
+            OPEN,
+            "No price is known for any machine.",
+            evidence,
+            "whywait plan … --price prices.toml (docs/bill.md)",
+        )
+    shipped = (
+        "; prices are those that ship: estimates and lists, use your own" if not p["inputs"].get("own_prices") else ""
+    )
+    answer = f"{priced[0]['name']}: {number(priced[0]['figures']['cost']['value'])} {money} per 1,000 good requests, {number(priced[0]['figures']['energy']['value'])} J each{shipped}."
+    return _answer(name, PARTLY if shipped or basis["unpriced"] or basis["mixed"] else ANSWERED, answer, evidence,
+                   "whywait plan … --price prices.toml (docs/bill.md)" if shipped else "")  # fmt: skip
+
+
+def _gap(m: Plan) -> str:
+    effective, raw = m["per_million_effective_tokens"]["value"], m["per_million_output_tokens"]["value"]
+    if effective is None or raw is None:
+        return ""
+    return f"{number(effective)} {m['currency']}, raw {number(raw)}"
+
+
+def _band(f: Plan) -> str:
+    if f["low"] is None:
+        return "interval not known"
+    return f"{number(f['low'])}–{number(f['high'])}"
