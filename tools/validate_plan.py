@@ -1,4 +1,4 @@
-"""How often the ranking of machines that ``whywait plan`` rests on is right, on services and batches that others measured:
+"""How often the ranking of machines that ``whywait plan`` rests on is right, on services that others measured:
 ``python tools/validate_plan.py [--table e2e …] [--most N] [--data ../shared/measured] [--json FILE]``.
 
 Two machines are a pair where the record has both under the same load, model, engine, type of numbers and number of
@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -97,9 +98,13 @@ def e2e(data: Path, pop: Population | None = None, among: Sequence[str] | None =
     rows = [r for r in usable(read(data)) if among is None or r.group in among]
     return [
         Case((r.arch.name, r.backend, r.gemm, r.part, *r.load, r.ratio), r.system, _per_device(r, measured(r)),
-             lambda r=r: _per_device(r, predict(_moved(r, pop), r)), _sd(deployment_of(r)))
+             functools.partial(_asked, r, pop), _sd(deployment_of(r)))
         for r in rows
     ]  # fmt: skip
+
+
+def _asked(r: Row, pop: Population | None) -> float:
+    return _per_device(r, predict(_moved(r, pop), r))
 
 
 def _moved(r: Row, pop: Population | None) -> Deployment:
@@ -127,7 +132,7 @@ def argonne(data: Path) -> list[Case]:
         tokens, batch = int(r["Input Output Length"]), int(r["Batch Size"])
         d = _deployment(name, model.name, engine, "bf16", Layout(tp=devices))
         out.append(Case(("argonne", engine, model.name, devices, tokens, batch), name, float(r["Throughput"]) / devices,
-                        lambda d=d, t=tokens, b=batch: _batch(d, t, t, b), _sd(d)))  # fmt: skip
+                        functools.partial(_batch, d, tokens, tokens, batch), _sd(d)))  # fmt: skip
     return _first_of_each(out)
 
 
@@ -145,7 +150,7 @@ def overview(data: Path) -> list[Case]:
         d = _deployment(device, OVERVIEW[base], "trtllm", {"FP4": "nvfp4", "FP8": "fp8"}[dtype], layout)
         shape = int(r["isl"]), int(r["osl"])
         out.append(Case(("overview", base, *shape), name, float(r["output_tok_s_per_gpu"]),
-                        lambda d=d, s=shape: _peak(d, *s), _sd(d)))  # fmt: skip
+                        functools.partial(_peak, d, *shape), _sd(d)))  # fmt: skip
     return out
 
 
@@ -163,11 +168,13 @@ def mlperf(data: Path) -> list[Case]:
         model, dtype = OFFLINE[benchmark]
         d = _fitting(name, model, "trtllm", dtype)
         if d is not None and got > 0:
-            out.append(Case((benchmark,), name, got, lambda d=d: _peak(d, 256, round(TOKENS)), _sd(d)))
+            out.append(Case((benchmark,), name, got, functools.partial(_peak, d, 256, round(TOKENS)), _sd(d)))
     return out
 
 
-TABLES: Mapping[str, Callable[[Path], list[Case]]] = {"e2e": e2e, "argonne": argonne, "overview": overview, "mlperf": mlperf}  # fmt: skip
+TABLES: Mapping[str, Callable[[Path], list[Case]]] = {
+    "e2e": e2e, "argonne": argonne, "overview": overview, "mlperf": mlperf,
+}  # fmt: skip
 
 
 def _csv(path: Path) -> list[dict[str, str]]:

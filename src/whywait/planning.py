@@ -19,14 +19,13 @@ from whywait.core.workload import SLO_KEYS
 from whywait.errors import UsageError
 from whywait.judge import plan as judged
 from whywait.judge import plan_answers, plan_money, plan_sense
-from whywait.judge.plan import Row
+from whywait.judge.plan import Floats, Row
 from whywait.physics import machines
 from whywait.physics.prices import Offer, offer_of
 from whywait.planning_facts import Measured, quality_of, quality_state
-from whywait.planning_search import Drawn, Progress, Search, Sized, Want, finalists, idle_w
+from whywait.planning_search import Drawn, Progress, Search, Sized, Want, finalists, idle_w, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.sim import service
-from whywait.sim.catalog import model_named
 from whywait.sim.draws import basis as drawn_from
 from whywait.sim.jit import COMPILED
 from whywait.simulating import known_error
@@ -50,6 +49,7 @@ class Ask:
     budget: float | None = None
     runs: tuple[str, ...] = ()
     quality: tuple[tuple[str, str], ...] = ()
+    own_prices: bool = False
     workload_file: str | None = None
     catalog: str | None = None
     seed: int = 1
@@ -72,7 +72,7 @@ class Ask:
             more = {k: v for k, v in raw.items() if k not in ("space", "workload", "offers", "runs", "quality")}
             s = dict(raw["space"])
             single = [(*x[:4], x[4]) for x in s.pop("single")]
-            made = {k: tuple(v) if isinstance(v, list) else v for k, v in s.items()}
+            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in s.items()}
             offers = tuple(offer_of(o) for o in raw["offers"])
             pairs = tuple((str(a), str(b)) for a, b in raw["quality"])
             return cls(Space(single=tuple(single), **made), Workload.from_dict(dict(raw["workload"])), offers=offers,
@@ -173,13 +173,28 @@ def _rows(
         }
         draws = {k: v for k, v in draws.items() if np.isfinite(v).any()}
         state, note = states[d.shape.name]
+        if (need := _need(d, drawn, offer, search)) is not None:
+            draws["cost"] = need
         rows.append(Row(_name(d), d.shape.group, d.shape.name, central, draws, d.meets, state))
         entries[_name(d)] = {
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
-            "apply": d.shape.apply, "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
+            "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
+            "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
             "known_error": known_error(d.deployment), "prior": drawn_from(d.deployment), "doubts": [],
         }  # fmt: skip
     return rows, entries
+
+
+def _need(d: Drawn, drawn: Sequence[Drawn], offer: Offer | None, search: Search) -> Floats | None:
+    """Draws of what 1,000 good requests cost with as many of the shape as the draw needs: what is not known of a
+    service mostly decides how many of it are bought."""
+    mine = [x for x in drawn if x.shape.name == d.shape.name]
+    money = [_figures(x, x.central, offer, search)["hourly"] for x in mine]
+    if any(m is None for m in money):
+        return None
+    sizes = [(m or 0.0, [f.get("goodput_share") or 0.0 for f in x.draws]) for m, x in zip(money, mine, strict=True)]
+    good = (d.central.get("goodput_share") or 0.0) * search.want.rate
+    return needed(sizes, search.want.share) / (good * 3600) * 1000 if good else None
 
 
 def _figures(d: Drawn, f: Mapping[str, float | None], offer: Offer | None, search: Search) -> dict[str, float | None]:
@@ -232,7 +247,8 @@ def _counts(
     smaller = sum(x.ladder.index(x.least) for x in sized if x.least is not None)
     larger = sum(len(x.ladder) - 1 - x.ladder.index(x.least) for x in sized if x.least is not None)
     return {
-        "shapes": len(shapes) + len(refused), "candidates": sum(len(x.ladder) for x in sized) + len(dropped) + len(refused),
+        "shapes": len(shapes) + len(refused),
+        "candidates": sum(len(x.ladder) for x in sized) + len(dropped) + len(refused),
         "refused": len(refused), "by_bound": sum(d["by"] in ("bound", "capacity") for d in dropped),
         "by_cost": sum(d["by"] == "cost at its bound" for d in dropped),
         "too_small": smaller, "larger_than_needed": larger,
@@ -263,9 +279,10 @@ def _billed(
     offer = money.offers.get(first.shape.machine)
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]
     keys = ("per_good_request", "per_million_effective_tokens", "per_million_output_tokens")
+    money_of = [{**{k: m[k] for k in keys}, "name": m["name"], "currency": m["currency"]} for m in got["money"]]
     return {"of": _name(first), "work": got["work"], "window_s": got["window"]["seconds"],
             "energy": {**{k: got["energy"][k] for k in keys}, "how": got["energy"]["how"]},
-            "money": [{**{k: m[k] for k in keys}, "name": m["name"], "currency": m["currency"]} for m in got["money"]]}  # fmt: skip
+            "money": money_of}  # fmt: skip
 
 
 __all__ = ["Ask", "Measured", "plan", "plan_sense", "space_of"]

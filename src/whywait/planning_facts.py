@@ -56,7 +56,8 @@ def workload_facts(w: Workload, rate: float, own_file: str | None) -> dict[str, 
     fixed = [f"{k} {getattr(c, k)}" for c in w.classes for k in ("prompt_tokens", "output_tokens")
              if getattr(c, k).kind == "fixed"] if kind in ("recipe", "stages") else []  # fmt: skip
     shared = float((np.minimum(schedule.prefix_tokens, schedule.prompt_tokens)).sum() / schedule.prompt_tokens.sum())
-    return {"kind": kind, "file": own_file, "fixed": fixed, "own_rate": mean_rate(w), "rate": rate, "arrivals": w.arrivals,
+    return {"kind": kind, "file": own_file, "fixed": fixed, "own_rate": mean_rate(w), "rate": rate,
+            "arrivals": w.arrivals,
             "thinking_tokens_mean": float(thinking.mean()) if thinking.any() else None,
             "shared_share": shared if kind == "recipe" else None, **{k: seen[k] for k in keys}}  # fmt: skip
 
@@ -152,7 +153,7 @@ def measured(
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
                           f"{at:g}/s is no whole part of {want.rate:g}/s"))  # fmt: skip
             continue
-        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, lengths), offer))
+        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, lengths)))
     story = {
         "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
         "verdicts": [v.as_dict() for v in result.verdicts[:3]], "unused": unused,
@@ -162,7 +163,9 @@ def measured(
     return out, story
 
 
-def _candidate(run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any], offer: Offer | None) -> Measured:  # fmt: skip
+def _candidate(
+    run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any]
+) -> Measured:  # fmt: skip
     (p, b), (directory, machine, copies, rate) = of, at
     want, slo, lengths = how
     one = run.point(p["point"])
@@ -192,7 +195,8 @@ def _candidate(run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, fl
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
         )
-    entry = {"kind": made, "machine": machine, "devices": devices, "replicas": copies, "run": directory, "doubts": doubts,
+    entry = {"kind": made, "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
+             "doubts": doubts,
              "ttft_ms_p95": p["ttft_ms"]["p95"], "tpot_ms_p95": p["tpot_ms"]["p95"], "power_w": None}  # fmt: skip
     x = draws.get("cost")
     return Measured(row, entry, None if x is None or hourly is None else np.full(len(x), hourly))

@@ -25,14 +25,16 @@ Change = Callable[[Schedule], Schedule]
 
 
 def more(
-    search: Search, best: Sequence[Drawn], rows: Sequence[Row], of: tuple[Any, plan_money.Basis, Mapping[str, tuple[str, str]]]
+    search: Search, best: Sequence[Drawn], rows: Sequence[Row],
+    of: tuple[Any, plan_money.Basis, Mapping[str, tuple[str, str]]],
 ) -> dict[str, Any]:  # fmt: skip
     """``extra`` by name (headroom, growth, loss), ``sensitivity``, ``experiments``, ``untested``."""
     ask, money, states = of
     settled = [d for d in best if d.meets == "holds"][:SHOWN] or list(best[:SHOWN])
     sense = _sensitivity(search, settled, ask, money, states)
     return {"extra": _headroom(search, settled, ask.growth), "sensitivity": sense,
-            "experiments": _experiments(search, best, rows, ask, money), "untested": plan_sense.untested(rows)}  # fmt: skip
+            "experiments": _experiments(search, best, rows, ask, money),
+            "untested": plan_sense.untested(rows)}  # fmt: skip
 
 
 def _headroom(search: Search, of: Sequence[Drawn], growth: float) -> dict[str, dict[str, Any]]:
@@ -79,7 +81,18 @@ def _sensitivity(
     for d in able:
         shapes.setdefault(d.shape.name, d)
     top = list(shapes.values())[:VARIED]
-    base = _costs(search, top, money, None, 1.0)
+    plain = _costs(search, top, money, None, 1.0)
+    safe = {d.shape.name: _safe(d, search, money) for d in top}
+    base = {n: safe[n] if c is not None else None for n, c in plain.items()}
+
+    def moved(costs: dict[str, float | None]) -> dict[str, float | None]:
+        """The cost of the size that the draws asked for, by as much as the central one moved."""
+        out: dict[str, float | None] = {}
+        for n, c in costs.items():
+            was, held = plain[n], base[n]
+            out[n] = None if c is None or was is None or held is None else held * c / was
+        return out
+
     machine_of = {d.shape.name: d.shape.machine for d in top}
     varied = plan_sense.priced(base, machine_of, BY)
     skipped = []
@@ -89,7 +102,7 @@ def _sensitivity(
             continue
         for by in (1 + BY, 1 - BY):
             costs = _costs(search, top, money, change(by) if change else None, by if acceptance else 1.0)
-            varied.append(plan_sense.Varied(name, f"{by - 1:+.0%}".replace("-", "−").replace("%", " %"), costs))
+            varied.append(plan_sense.Varied(name, f"{by - 1:+.0%}".replace("-", "−").replace("%", " %"), moved(costs)))
     terms = []
     for b in plan_money.all_terms(ask.offers, list(money.offers), money.currency):
         other = {n: _at_other(c, money.offers.get(machine_of[n]), b.offers.get(machine_of[n])) for n, c in base.items()}
@@ -98,6 +111,12 @@ def _sensitivity(
             terms.append({"terms": b.terms, "costs": other})
     return {"by": BY, "base": base, "flips": [f.as_dict() for f in plan_sense.flips(base, varied)], "skipped": skipped,
             "break_even": plan_sense.break_even(base, machine_of), "terms": terms}  # fmt: skip
+
+
+def _safe(d: Drawn, search: Search, money: plan_money.Basis) -> float | None:
+    hour = plan_money.per_hour(money.offers.get(d.shape.machine), d.deployment.devices, _watts(d), idle_w(d.deployment))
+    good = (d.central.get("goodput_share") or 0.0) * search.want.rate
+    return None if hour is None or not good else hour / (good * 3600) * 1000
 
 
 def _at_other(cost: float | None, now: Any, then: Any) -> float | None:
@@ -168,19 +187,19 @@ def _experiments(
         shares = r.draws.get("share")
         if hour is not None and shares is not None:
             hourly[r.name] = np.where(shares >= search.want.share, hour, np.inf)
-    small: dict[str, Shape] = {}
-    for d in by_name.values():
-        before = small.get(d.shape.group)
-        if before is None or d.shape.devices < before.devices:
-            small[d.shape.group] = d.shape
+    tested = {r.name for r in rows if r.quality in TESTED}
+    small: dict[str, Shape] = {}  # what would be measured: one replica of a group's best
+    for name, d in by_name.items():
+        if name in tested:
+            small.setdefault(d.shape.group, d.shape)
     price = {g: _trial(s, money) for g, s in small.items()}
     out = []
     for e in plan_sense.experiments(rows, hourly, price):
         shape = small.get(e.of)
         if shape is None:  # a run that was measured already
             continue
-        replicas = next(d.replicas for d in best if d.shape.group == e.of)
-        command = _command(shape, search.want.rate / replicas, ask)
+        replicas = next(d.replicas for d in best if d.shape.name == shape.name)
+        command = _command(search.want.rate / replicas, ask)
         out.append({**e.as_dict(), "command": command, "devices": shape.devices, "hours": TRIAL_H})
     return out
 
@@ -190,7 +209,7 @@ def _trial(s: Shape, money: plan_money.Basis) -> float | None:
     return None if offer is None else TRIAL_H * s.devices * sum(offer.hourly().values())
 
 
-def _command(s: Shape, rate: float, ask: Any) -> str:
+def _command(rate: float, ask: Any) -> str:
     """What to type on the machine, the rate that one replica would have and more."""
     load = f"--workload {ask.workload_file}" if ask.workload_file else "--workload FILE"
     slo = ",".join(f"{k.removesuffix('_ms')}={v:g}ms" for k, v in ask.slo.items())

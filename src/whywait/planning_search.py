@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whywait.core.schedule import Schedule, Workload
 from whywait.errors import UsageError
@@ -38,6 +39,7 @@ DRAWS, SEEDS = 12, 4
 LEAST, FULL, MOST = 240, 400, 4000  # requests of one replica's trial, of a whole service's at least and at most
 SPAN_S = 60.0
 DENSE, WIDER = 16, 1.12  # sizes are tried one by one up to so many replicas, then so much farther apart
+BEYOND = 1.5  # times the dearest size tried, where a draw keeps the SLO at none
 REACH = 6.0  # times the replicas that the bound asks for that are tried at most
 
 
@@ -88,7 +90,7 @@ class Drawn:
     shape: Shape
     replicas: int
     central: Found
-    draws: list[Found]
+    draws: Sequence[Found]
     meets: str
 
     @property
@@ -200,8 +202,9 @@ class Search:
             for x in open_:
                 low, high = ends[id(x)]
                 asked.append(x.ladder[min((low + high) // 2, low + 6)])  # the first sizes are the likely ones
-            found = self.run([self.cell(x.shape.deployment, self.want.rate / n, LEAST) for x, n in zip(open_, asked, strict=True)],
-                             "one replica of each")  # fmt: skip
+            pairs = list(zip(open_, asked, strict=True))
+            cells = [self.cell(x.shape.deployment, self.want.rate / n, LEAST) for x, n in pairs]
+            found = self.run(cells, "one replica of each")
             for x, n, f in zip(open_, asked, found, strict=True):
                 x.seen[n] = f
                 low, high = ends[id(x)]
@@ -219,17 +222,19 @@ class Search:
         return (f.get("goodput_share") or 0.0) >= self.want.share
 
     def draw(self, finalists: Sequence[Sized]) -> list[Drawn]:
-        """Each finalist at its least size, and at larger ones until the draws are sure (``STEPS`` at most)."""
+        """Each finalist at its least size and the one below, and at larger ones until the draws are sure (``STEPS`` at
+        most)."""
+        at = {id(x): x.ladder.index(x.least) for x in finalists if x.least is not None}
+        todo = [x for x in finalists if id(x) in at]
+        below = [(x.shape, x.ladder[at[id(x)] - 1]) for x in todo if at[id(x)] > 0]
         out: list[Drawn] = []
-        todo = [(x, x.ladder.index(x.least)) for x in finalists if x.least is not None]
         for step in range(STEPS):
-            got = self._drawn([(x.shape, x.ladder[at]) for x, at in todo])
+            asked = [(x.shape, x.ladder[at[id(x)]]) for x in todo]
+            got = self._drawn([*asked, *(below if not step else [])])
             out += got
-            more = []
-            for (x, at), d in zip(todo, got, strict=True):
-                if d.meets != "holds" and at + 1 < len(x.ladder):
-                    more.append((x, _next(x.ladder, at, step)))
-            todo = more
+            todo = [x for x, d in zip(todo, got, strict=False) if d.meets != "holds" and at[id(x)] + 1 < len(x.ladder)]
+            for x in todo:
+                at[id(x)] = _next(x.ladder, at[id(x)], step)
             if not todo:
                 break
         return out
@@ -251,7 +256,7 @@ class Search:
             out.append(Drawn(shape, n, central, draws, state_of(shares, self.want.share)))
         return out
 
-    def cell(self, d: Deployment, rate: float, least: int, k: int = 0, keep: str = "none",
+    def cell(self, d: Deployment, rate: float, least: int, *, k: int = 0, keep: str = "none",
              change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
         o = dataclasses.replace(self.options, keep=keep)
         return Cell(d, self.loads.at(rate, k, least, change), "rate", rate, self.want.seed + k, o)
@@ -350,3 +355,12 @@ def scaled_reuse(by: float) -> Callable[[Schedule], Schedule]:
         return dataclasses.replace(s, prefix_tokens=np.maximum(head, 0), blocks=blocks)
 
     return change
+
+
+def needed(mine: Sequence[tuple[float, Sequence[float]]], share: float) -> NDArray[np.float64]:
+    """In each draw, the least money of the sizes that keep the SLO in it; half as much again as the dearest where none
+    does. ``mine``: of each size its money and the share of good requests in each draw."""
+    dear = BEYOND * max(money for money, _ in mine)
+    each = [np.where(np.asarray(shares, dtype=float) >= share, money, dear) for money, shares in mine]
+    found: NDArray[np.float64] = np.min(each, axis=0)
+    return found

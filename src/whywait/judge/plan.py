@@ -1,9 +1,9 @@
 """Which candidate is best, and how sure that is: dominance, front, order and ties. Pure.
 
 A candidate is a :class:`Row`: figures of the central prediction (or measurement), and the same figures in draws of what
-is not known. Rows of one ``group`` (a machine under an engine) were drawn alike, draw by draw, so that what is unsure of
-both cancels in their difference; rows of different groups are taken as independent, which makes their difference wider
-than it is.
+is not known. Rows of one ``group`` (a machine under an engine) were drawn alike, draw by draw, so that what is unsure
+of both cancels in their difference; rows of different groups are taken as independent, which makes their difference
+wider than it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-#: Figures that decide, each with whether less is better. ``latency`` is the 95th percentile over its limit, of the SLO's
-#: limits the worst; ``cost`` is of 1,000 good requests, ``energy`` J of one.
+#: Figures that decide, each with whether less is better. ``latency`` is the 95th percentile over its limit, of the
+#: SLO's limits the worst; ``cost`` is of 1,000 good requests, ``energy`` J of one.
 OBJECTIVES: Mapping[str, bool] = {"cost": True, "goodput": False, "latency": True, "energy": True}
 SURE = 0.9  # probability from which one is called better than the other
 SAME = 0.01  # central figures nearer than this are the same
@@ -53,10 +53,8 @@ def better(a: Row, b: Row, key: str = "cost") -> float | None:
     x, y = a.draws.get(key), b.draws.get(key)
     if x is None or y is None or not len(x) or not len(y):
         return None
-    if a.group == b.group and len(x) == len(y):
-        diff = x - y
-    else:
-        diff = (x[:, None] - y[None, :]).ravel()
+    paired = a.group == b.group and len(x) == len(y)
+    diff = x - y if paired else (x[:, None] - y[None, :]).ravel()
     diff = diff[np.isfinite(diff)]
     if not len(diff):
         return None
@@ -116,7 +114,7 @@ def ties(rows: Sequence[Row]) -> list[str]:
         return []
     first, out = order[0], []
     for r in order[1:]:
-        sure = better(first, r) if r.eligible else None
+        sure = better(first, r) if r.eligible and r.shape != first.shape else None
         if sure is not None and sure < SURE:
             out.append(r.name)
     return out

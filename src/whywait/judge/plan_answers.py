@@ -30,7 +30,8 @@ def headline(p: Plan) -> str:
         return "No candidate may be ranked first: none surely keeps the SLO with tested answers and a known price"
     first = rows[p["first"]]
     money = p["basis"]["currency"]
-    said = f"{first['name']}: {number(first['hourly'])} {money} an hour, {number(first['figures']['cost']['value'])} {money} per 1,000 good requests"
+    cost = number(first["figures"]["cost"]["value"])
+    said = f"{first['name']}: {number(first['hourly'])} {money} an hour, {cost} {money} per 1,000 good requests"
     others = [t for t in p["ties"] if rows[t]["shape"] != first["shape"]]
     if others:
         return f"{said}; a tie, inside the error, with {', '.join(others[:2])}" + (
@@ -62,8 +63,8 @@ def _load(p: Plan) -> dict[str, Any]:
     if w["kind"] in ("recipe", "stages"):
         fixed = f"; fixed lengths ({', '.join(w['fixed'])}): a load of one length has no tail" if w["fixed"] else ""
         source = w["file"] or "flags and defaults"
-        return _answer(name, OPEN, f"It is a guess: lengths and arrivals were written down ({source}), not learnt from a "
-                       f"log{fixed}.", facts, learn)  # fmt: skip
+        said = f"It is a guess: lengths and arrivals were written down ({source}), not learnt from a log{fixed}."
+        return _answer(name, OPEN, said, facts, learn)
     few = w["requests"] < ENOUGH
     own = w["own_rate"]
     moved = own is not None and abs(want["rate"] / own - 1) > 0.1
@@ -88,7 +89,8 @@ def _bursts(w: Plan) -> str:
 
 def _reuse(w: Plan) -> str:
     if w["prefix"] is not None and w["prefix"]["hit_rate"] is not None:
-        return f"shared beginnings: an unlimited cache would hold {percent(w['prefix']['hit_rate'])} of the prompts' blocks"
+        hit = percent(w["prefix"]["hit_rate"])
+        return f"shared beginnings: an unlimited cache would hold {hit} of the prompts' blocks"
     if w["shared_share"]:
         return f"shared beginnings: {percent(w['shared_share'])} of the prompt tokens, as written down"
     return "shared beginnings: none are known; if there are any, this plan buys too much"
@@ -154,8 +156,12 @@ def _goodput(p: Plan) -> dict[str, Any]:
     errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
     evidence += list(errors)
     measured = any(r["kind"] == "measured" for r in rows)
-    answer = (f"{len(held)} of {len(rows)} candidates looked at closely keep it for sure" if held else
-              "No candidate keeps it for sure") + ("." if measured else "; none of them was measured, all are modelled.")  # fmt: skip
+    kept = (
+        f"{len(held)} of {len(rows)} candidates looked at closely keep it for sure"
+        if held
+        else "No candidate surely does"
+    )
+    answer = kept + ("." if measured else "; none of them was measured, all are modelled.")
     command = next((e["command"] for e in p["experiments"] if e["command"]), "")
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
@@ -169,10 +175,10 @@ def _quality(p: Plan) -> dict[str, Any]:
     for r in narrow:
         by.setdefault(r["quality"], []).append(r["name"])
     evidence = [f"{state}: {', '.join(names)}" for state, names in by.items()]
-    evidence += list(dict.fromkeys(f"{r['apply'] or r['name']}: {r['quality_note']}" for r in narrow))
+    evidence += list(dict.fromkeys(f"{'+'.join(r['narrow'])}: {r['quality_note']}" for r in narrow))
     open_ = by.get("untested", []) + by.get("undecided", [])
     first = next((r for r in narrow if r["name"] in (p["untested"] or open_)), None)
-    what = "+".join((first["apply"] or "fp8-weights").replace(" ", "").split(",")) if first else "fp8-weights"
+    what = "+".join(first["narrow"]) if first else ""
     command = f"whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {what}=DIR" if open_ else ""
     answer = "Every candidate of narrower numbers was tested." if not open_ else (
         f"{len(open_)} candidates of narrower numbers are not tested; none of them is ranked first."
@@ -185,15 +191,11 @@ def _cost(p: Plan) -> dict[str, Any]:
     rows, basis = p["rows"], p["basis"]
     money = basis["currency"]
     priced = [r for r in rows if r["figures"]["cost"]["value"] is not None]
-    evidence = []
-    for m, o in basis["offers"].items():
-        evidence.append(f"{m}: no offer in the price book" if o is None else
-                        f"{m}: {number(o['per_device_hour'])} {money} a device-hour, {o['terms']}, {o['name']} ({o['date']}; {o['source']})")  # fmt: skip
+    evidence = [_offer(m, o) for m, o in basis["offers"].items()]
     for r in priced[:4]:
         cost, energy = r["figures"]["cost"], r["figures"]["energy"]
-        evidence.append(
-            f"{r['name']}: {number(cost['value'])} {money} per 1,000 good ({_band(cost)}), {number(energy['value'])} J each ({_band(energy)})"
-        )
+        evidence.append(f"{r['name']}: {number(cost['value'])} {money} per 1,000 good ({_band(cost)}), "
+                        f"{number(energy['value'])} J each ({_band(energy)})")  # fmt: skip
     bill = p["bill"]
     if bill and bill["money"] and (gap := _gap(bill["money"][0])):
         evidence.append(f"bill of {bill['of']}: a million effective tokens {gap}")
@@ -208,9 +210,18 @@ def _cost(p: Plan) -> dict[str, Any]:
     shipped = (
         "; prices are those that ship: estimates and lists, use your own" if not p["inputs"].get("own_prices") else ""
     )
-    answer = f"{priced[0]['name']}: {number(priced[0]['figures']['cost']['value'])} {money} per 1,000 good requests, {number(priced[0]['figures']['energy']['value'])} J each{shipped}."
+    f = priced[0]["figures"]
+    answer = (f"{priced[0]['name']}: {number(f['cost']['value'])} {money} per 1,000 good requests, "
+              f"{number(f['energy']['value'])} J each{shipped}.")  # fmt: skip
     return _answer(name, PARTLY if shipped or basis["unpriced"] or basis["mixed"] else ANSWERED, answer, evidence,
                    "whywait plan … --price prices.toml (docs/bill.md)" if shipped else "")  # fmt: skip
+
+
+def _offer(machine: str, o: Plan | None) -> str:
+    if o is None:
+        return f"{machine}: no offer in the price book"
+    return (f"{machine}: {number(o['per_device_hour'])} {o['currency']} a device-hour, {o['terms']}, {o['name']} "
+            f"({o['date']}; {o['source']})")  # fmt: skip
 
 
 def _gap(m: Plan) -> str:

@@ -14,11 +14,14 @@ from whywait.units import ms, number, percent
 
 Plan = Mapping[str, Any]
 MARK = {"answered": ("●", "bold green"), "in part": ("◐", "yellow"), "open": ("○", "bold red")}
+KEEPS = {"holds": "yes", "undecided": "maybe", "fails": "no"}
 MOST_ROWS, MOST_REFUSED = 10, 6
-CSV_HEAD = ("rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo", "quality",
-            "tie", "front", "dominated_by", "per_hour", "currency", "cost_per_1000_good", "cost_low", "cost_high",
-            "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
-            "j_high", "headroom", "keeps_without_a_node")  # fmt: skip
+CSV_HEAD = (
+    "rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo",
+    "quality", "tie", "front", "dominated_by", "per_hour", "currency", "cost_per_1000_good", "cost_low", "cost_high",
+    "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
+    "j_high", "headroom", "keeps_without_a_node",
+)  # fmt: skip
 
 
 def csv_rows(p: Plan) -> Iterator[list[Any]]:
@@ -26,9 +29,9 @@ def csv_rows(p: Plan) -> Iterator[list[Any]]:
     for r in p["rows"]:
         f = r["figures"]
         yield [
-            r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"), r.get("layout"),
-            r.get("apply"), r["meets"], r["quality"], r["tie"], r["front"], r["dominated_by"], r["hourly"],
-            p["basis"]["currency"], *(f["cost"][k] for k in ("value", "low", "high")),
+            r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"),
+            r.get("layout"), r.get("apply"), r["meets"], r["quality"], r["tie"], r["front"], r["dominated_by"],
+            r["hourly"], p["basis"]["currency"], *(f["cost"][k] for k in ("value", "low", "high")),
             *(f["goodput"][k] for k in ("value", "low", "high")), f["share"]["value"], f["ttft_ms_p95"]["value"],
             f["tpot_ms_p95"]["value"], *(f["energy"][k] for k in ("value", "low", "high")), r["headroom"],
             r["loss"]["keeps"] if r["loss"] else None,
@@ -74,27 +77,53 @@ def rows_of(p: Plan) -> list[list[str]]:
     out = []
     for r in p["rows"]:
         f = r["figures"]
-        keeps = {"holds": "yes", "undecided": "maybe", "fails": "no"}[r["meets"]]
         out.append([
-            _sign(p, r) + r["name"], keeps, r["quality"], number(r["hourly"]), _with(f["cost"], number),
-            _with(f["goodput"], number), _with(f["ttft_ms_p95"], ms), _with(f["tpot_ms_p95"], ms), _with(f["energy"], number),
-            _headroom(r), "–" if not r["loss"] else "keeps" if r["loss"]["keeps"] else percent(r["loss"]["share"]),
+            _sign(p, r) + r["name"], KEEPS[r["meets"]], r["quality"], number(r["hourly"]), _with(f["cost"], number),
+            _with(f["goodput"], number), _with(f["ttft_ms_p95"], ms), _with(f["tpot_ms_p95"], ms),
+            _with(f["energy"], number), _headroom(r), _node(r),
         ])  # fmt: skip
     return out
 
 
-HEAD = ("candidate", "SLO kept", "answers", "per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95", "J per good",
-        "headroom", "a node less")  # fmt: skip
+HEAD = ("candidate", "SLO kept", "answers", "per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95",
+        "J per good", "headroom", "a node less")  # fmt: skip
 
 
 def _table(p: Plan) -> Table:
+    """A row per kind of engine, at the size that ranks best; the rest is in the files."""
+    money = p["basis"]["currency"]
+    head = ("candidate", "SLO", "answers", f"{money}/h", "/1,000 good", "80 %", "good/s", "TTFT p95", "TPOT p95",
+            "J/good", "room", "−1 node")  # fmt: skip
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, header_style="bold")
-    for i, name in enumerate(HEAD):
-        head = f"{name}, {p['basis']['currency']}" if name.startswith("per ") else name
-        table.add_column(head, justify="left" if i < 3 else "right", no_wrap=i > 2, min_width=18 if i == 0 else None)
-    for row in rows_of(p)[:MOST_ROWS]:
-        table.add_row(*(Text(c) for c in row))
+    for i, name in enumerate(head):
+        table.add_column(
+            name, justify="left" if i < 3 else "right", no_wrap=i > 0, style="dim" if name == "80 %" else ""
+        )
+    for r in shown(p):
+        f = r["figures"]
+        c = f["cost"]
+        band = "" if c["low"] is None or c["value"] is None else f"{number(c['low'])}–{number(c['high'])}"
+        quality = (
+            "published" if r["quality"] == "as published" else "tested" if r["quality"] == "holds" else r["quality"]
+        )
+        cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], quality, number(r["hourly"]), number(c["value"]), band,
+                 number(f["goodput"]["value"]), ms(f["ttft_ms_p95"]["value"]), ms(f["tpot_ms_p95"]["value"]),
+                 number(f["energy"]["value"]), _headroom(r), _node(r)]  # fmt: skip
+        table.add_row(*(Text(x) for x in cells))
     return table
+
+
+def shown(p: Plan) -> list[Plan]:
+    """Of each kind of engine the size that ranks best, ``MOST_ROWS`` at most: those that may be first, then the
+    others."""
+    best: dict[str, Plan] = {}
+    for r in p["rows"]:
+        best.setdefault(r["shape"], r)
+    return list(best.values())[:MOST_ROWS]
+
+
+def _node(r: Plan) -> str:
+    return "–" if not r["loss"] else "keeps" if r["loss"]["keeps"] else percent(r["loss"]["share"])
 
 
 def _sign(p: Plan, r: Plan) -> str:
@@ -121,38 +150,44 @@ def marks(p: Plan) -> list[str]:
     """What the signs before the candidates mean, and what is left out."""
     out = []
     if p["first"]:
-        out.append("▶ first by cost of those that surely keep the SLO with tested answers; brackets: 80 % intervals")
+        out.append("▶ first by cost, of those that keep the SLO in 90 % of the draws, answers as published or tested; "
+                   "80 %: what it costs with as many as it turns out to need")  # fmt: skip
     if p["ties"]:
         out.append("= a tie with the first: the difference is inside the error")
     if any(r["dominated_by"] for r in p["rows"]):
         out.append(
             "× dominated: nowhere better than another one, surely worse in one of cost, goodput, latency, energy"
         )
-    if len(p["rows"]) > MOST_ROWS:
-        out.append(f"{len(p['rows']) - MOST_ROWS} more in plan.csv")
+    if len(p["rows"]) > len(shown(p)):
+        out.append(f"{len(p['rows']) - len(shown(p))} more candidates (other sizes and kinds) in plan.csv")
     front = [r["name"] for r in p["rows"] if r["front"]]
-    out.append(f"Pareto front (cost, goodput, latency, energy): {len(front)} of {len(p['rows'])}: " + ", ".join(front[:5])
-               + (" …" if len(front) > 5 else ""))  # fmt: skip
+    names = ", ".join(front[:5]) + (" …" if len(front) > 5 else "")
+    out.append(f"Pareto front (cost, goodput, latency, energy): {len(front)} of {len(p['rows'])}: {names}")
     for r in p["rows"]:
         out += [f"{r['name']}: {d}" for d in r["doubts"]]
     return out
 
 
 def turning(p: Plan) -> list[str]:
-    s, money = p["sensitivity"], p["basis"]["currency"]
+    s = p["sensitivity"]
     flips = [f for f in s["flips"] if f["flips"]]
     stay = [f"{f['assumption']} {f['by']}" for f in s["flips"] if not f["flips"]]
-    out = [f"{f['assumption']} {f['by']}: {f['first'] or f['note']}" + (f" is first, {percent(f['margin'])} ahead" if f["margin"] is not None and f["first"] else "")
+    out = [f"{f['assumption']} {f['by']}: {f['first'] or f['note']}" + _ahead(f)
            for f in flips]  # fmt: skip
     if not flips:
         out.append("none of the assumptions that were moved puts another one first")
     if stay:
         out.append(f"unmoved by {', '.join(stay)}")
-    out += [
-        f"{b['machine']} draws level if its price moves by {b['factor'] - 1:+.0%}".replace("%", " %") + f" (in {money})"
-        for b in s["break_even"]
-    ]
+    for b in s["break_even"]:
+        moved = f"{b['factor'] - 1:+.0%}".replace("%", " %").replace("-", "−")
+        out.append(f"{b['machine']} draws level with the first if its price moves by {moved}")
     return out + [f"{x['assumption']}: not tried, {x['why']}" for x in s["skipped"]]
+
+
+def _ahead(f: Plan) -> str:
+    if f["first"] is None or f["margin"] is None:
+        return " is first" if f["first"] else ""
+    return " is first, level with the next" if f["margin"] < 0.005 else f" is first, {percent(f['margin'])} ahead"
 
 
 def experiment(p: Plan) -> list[str]:
@@ -161,26 +196,30 @@ def experiment(p: Plan) -> list[str]:
         if e["change"] < 0.05:
             continue
         price = "" if e["costs"] is None else f", about {number(e['costs'])} {money}"
-        out.append(f"{e['what']} ({e['of']}; {e['devices']} devices for {e['hours']:g} h{price}): it changes the decision with "
-                   f"probability {percent(e['change'])} and saves {number(e['saves'])} {money} an hour in the mean")  # fmt: skip
+        what = f"{e['what']} ({e['of']}; {e['devices']} devices for {e['hours']:g} h{price})"
+        out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
+                   f"{number(e['saves'])} {money} an hour in the mean")  # fmt: skip
         out.append(f"→ {e['command']}")
     if p["untested"]:
         out.append(
-            f"a comparison of answers (no extra hardware than one engine of each kind): {p['untested'][0]} would cost less than the first"
+            f"a comparison of answers (one engine of each kind): {p['untested'][0]} would cost less than the first"
         )
     return out or ["none of those looked at would change it with a probability of 5 % or more"]
 
 
 def screening(p: Plan) -> list[str]:
-    c = p["counts"]
+    c, draws = p["counts"], p["inputs"]["draws"]
     out = [
         f"{c['candidates']:,} candidates ({c['shapes']:,} kinds of engine, so many of each as come in question)",
-        f"{c['refused']} kinds cannot hold or cannot be dealt out; {c['by_bound']} fall to a bound on their rate (optimistic, widened by "
-        f"what the machine may be better than its fit, 90 %); {c['by_cost']} cost more than twice the best even at that bound",
-        f"by one replica at its share of the rate, halving: {c['too_small']} sizes are too small, {c['larger_than_needed']} larger than needed, "
-        f"{c['not_at_any_size']} kinds keep the SLO at no size; {c['in_draws']} of {c['sized']} went on (the cheapest of each machine, the quickest, "
-        f"then by cost), whole, in {p['inputs']['draws']} draws of what is not known: {c['points_simulated']:,} simulated load points in all",
-    ]  # fmt: skip
+        f"by what holds the model and can be dealt out: {c['refused']} kinds out",
+        f"by a bound on their rate (optimistic, and widened by what the machine may be better than its fit, 90 %): "
+        f"{c['by_bound']} kinds out; {c['by_cost']} more cost over twice the best even at that bound "
+        "(something quicker or thriftier, but twice as dear, may be lost by that)",
+        f"by one replica at its share of the rate: {c['too_small']} sizes too small, {c['larger_than_needed']} larger "
+        f"than needed (taken to keep the SLO, and dearer), {c['not_at_any_size']} kinds that keep it at no size",
+        f"{c['in_draws']} of {c['sized']} kinds went on: the cheapest of each machine, the quickest, then by cost; "
+        f"simulated whole in {draws} draws of what is not known; {c['points_simulated']:,} simulated load points in all",
+    ]
     for r in p["refused"][:MOST_REFUSED]:
         out.append(f"cannot be: {r['name']}: {r['why']}")
     if len(p["refused"]) > MOST_REFUSED:

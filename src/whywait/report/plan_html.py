@@ -22,14 +22,12 @@ def render(p: Mapping[str, Any]) -> str:
     parts = [
         ("decision", "The decision", _decision(p)),
         ("questions", "Five questions", tag("div", cat(map(_card, enumerate(p["questions"], 1))), class_="grid two")),
-        ("candidates", "The candidates", _costs(p) + _front(p) + table(_head(p), rows.rows_of(p), "Candidates looked at closely")
-         + _list(rows.marks(p))),
+        ("candidates", "The candidates", _candidates(p)),
         ("turns", "What would turn it over", _list(rows.turning(p)) + _turns(p)),
         ("experiment", "The cheapest experiment", _list(rows.experiment(p))),
         ("screened", "What was left out, and by what", _list(rows.screening(p)) + _left_out(p)),
         ("prices", "Prices and data sheets", _prices(p) + _list(rows.resting(p))),
-        ("repeat", "To make it again", tag("p", "whywait plan --again plan.json, beside this page: the same inputs give the same figures.")
-         + table(["fact", "value"], flat("inputs", {k: v for k, v in p["inputs"].items() if k != "offers"}), "Inputs", "text")),
+        ("repeat", "To make it again", _again(p)),
     ]  # fmt: skip
     title = str(p["headline"])
     links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
@@ -47,6 +45,17 @@ def render(p: Mapping[str, Any]) -> str:
             f"<body>{cat([svg.PATTERNS, header, main, foot])}</body></html>\n")  # fmt: skip
 
 
+def _candidates(p: Mapping[str, Any]) -> Html:
+    told = table(_head(p), rows.rows_of(p), "Candidates looked at closely")
+    return _costs(p) + _front(p) + told + _list(rows.marks(p))
+
+
+def _again(p: Mapping[str, Any]) -> Html:
+    how = "whywait plan --again plan.json, beside this page: the same inputs give the same figures."
+    kept = {k: v for k, v in p["inputs"].items() if k != "offers"}
+    return tag("p", how) + table(["fact", "value"], flat("inputs", kept), "Inputs", "text")
+
+
 def _decision(p: Mapping[str, Any]) -> Html:
     """In sentences: what, what it costs, how sure, what is still open."""
     by = {r["name"]: r for r in p["rows"]}
@@ -56,10 +65,12 @@ def _decision(p: Mapping[str, Any]) -> Html:
         out.append(tag("p", p["headline"] + "."))
     else:
         f = first["figures"]
-        month = first["hourly"] * 730.5
-        out.append(tag("p", f"Take {first['name']}. It costs {number(first['hourly'])} {money} an hour, about "
-                       f"{number(month)} {money} a month, and {number(f['cost']['value'])} {money} for 1,000 requests that are "
-                       f"served as promised ({number(f['cost']['low'])} to {number(f['cost']['high'])}, 80 %)."))  # fmt: skip
+        hour, each = number(first["hourly"]), number(f["cost"]["value"])
+        month = number(first["hourly"] * 730.5)
+        out.append(tag("p", f"Take {first['name']}. It costs {hour} {money} an hour, about {month} {money} a month, and "
+                       f"{each} {money} for 1,000 requests that are served as promised. With as many devices as it may "
+                       f"turn out to need, that is {number(f['cost']['low'])} to {number(f['cost']['high'])} {money} (80 %)."
+                       ))  # fmt: skip
         room = rows._headroom(first)
         node = first["loss"]
         lost = "" if not node else (" It keeps its promise when a node is lost." if node["keeps"] else
@@ -67,8 +78,8 @@ def _decision(p: Mapping[str, Any]) -> Html:
         out.append(tag("p", f"Room for growth: {room}.{lost}"))
         tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
         if tied:
-            out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the error, so "
-                           "other reasons may decide between them."))  # fmt: skip
+            out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the "
+                           "error, so other reasons may decide between them."))  # fmt: skip
     open_ = [f"{i}. {q['question']}" for i, q in enumerate(p["questions"], 1) if q["state"] != "answered"]
     if open_:
         out.append(tag("p", tag("strong", "Not, or not wholly, answered: ") + " ".join(open_)))
@@ -107,7 +118,8 @@ def _costs(p: Mapping[str, Any]) -> Html:
         tip = f"{r['name']}: {number(f['value'])} ({r['meets']}, {r['quality']})"
         plot.mark((scale(f["value"]), y), "dot" if r["eligible"] else "cross", "f-decode", tip)
         plot.text((1, y + 4), number(f["value"]), "value", dx=6)
-    reading = "Dots may be ranked first; crosses may not (they may miss the SLO, or their answers are not tested). Lines: 80 %."
+    reading = "Dots may be ranked first; crosses may not: they may miss the SLO, or their answers are not tested. "
+    reading += "Lines: with as many as it turns out to need, 80 %."
     return figure("What 1,000 good requests cost", reading, [plot.svg("Costs", reading, "costs")], "costs")
 
 

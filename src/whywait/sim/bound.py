@@ -95,7 +95,7 @@ def _mean(d: Deployment, s: Schedule) -> _Mean:
     resident = float((answer * (fresh + answer / 2)).sum() / max(answer.sum(), 1.0))
     context = answer * (prompt + answer / 2)
     pairs = fresh * (prompt - fresh / 2)
-    return _Mean(*(float(x.mean()) for x in (fresh, answer)), resident, float(context.mean()), float(pairs.mean()))
+    return _Mean(float(fresh.mean()), float(answer.mean()), resident, float(context.mean()), float(pairs.mean()))
 
 
 def _engine(d: Deployment, cost: StepCost, c: Capacity, m: _Mean, tpot_ms: float | None) -> Bound:

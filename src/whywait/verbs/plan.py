@@ -16,7 +16,6 @@ from whywait import planning, planning_space
 from whywait.core.secrets import clean
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.load.recipe import mean_rate
-
 from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
 from whywait.report import plan_html
 from whywait.report.plan import CSV_HEAD, csv_rows, print_plan
@@ -34,7 +33,6 @@ def plan(args: argparse.Namespace) -> int:
         raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
     catalog.use(ask.catalog)
     found = planning.plan(ask, _progress())
-    found["inputs"]["own_prices"] = bool(args.price or args.price_per_hour or args.owned)
     keep(found, directory)
     return _tell(args, found, str(directory))
 
@@ -83,7 +81,6 @@ def _again(args: argparse.Namespace) -> planning.Ask:
         raw = json.loads(path.read_text(encoding="utf-8"))["inputs"]
     except (OSError, ValueError, KeyError) as exc:
         raise UsageError(f"{path} holds no plan: {exc}", "the folder or plan.json of whywait plan") from None
-    raw.pop("own_prices", None)
     return dataclasses.replace(planning.Ask.from_dict(raw), jobs=args.jobs)
 
 
@@ -93,19 +90,22 @@ def _ask(args: argparse.Namespace) -> planning.Ask:
     if rate is None:
         raise UsageError("at which rate?", "--rate 8 (requests per second), or a workload that brings its own")
     space = planning_space.read_space(args.candidates) if args.candidates else planning_space.Space(args.model or "")
-    named = {k: tuple(_parts(v, by)) for k, v, by in (("machines", args.machines, ","), ("engines", args.engines, ","),
-             ("layouts", args.layouts, ";")) if v}  # fmt: skip
+    lists = (("machines", args.machines, ","), ("engines", args.engines, ","), ("layouts", args.layouts, ";"))
+    changes: dict[str, Any] = {k: tuple(_parts(v, by)) for k, v, by in lists if v}
     if args.apply is not None:
-        named["apply"] = tuple(p.strip() for p in args.apply.split(";"))
-    space = dataclasses.replace(space, **named, **({"counts": tuple(round(c) for c in args.counts)} if args.counts else {}),
-                                model=args.model or space.model, precision=args.precision or space.precision)  # fmt: skip
+        changes["apply"] = tuple(p.strip() for p in args.apply.split(";"))
+    if args.counts:
+        changes["counts"] = tuple(round(c) for c in args.counts)
+    changes |= {"model": args.model or space.model, "precision": args.precision or space.precision}
+    space = dataclasses.replace(space, **changes)
     if not space.model:
         raise UsageError("which model?", "--model llama-3.1-70b ('whywait catalog models')")
     return planning.Ask(
-        space, workload, float(rate), measure.slo(args.slo) or measure.common_slo(workload), args.share,
-        args.growth, _offers(args), args.terms, (args.currency or "").upper() or None, _budget(args.budget),
-        tuple(args.run), tuple(_quality(q) for q in args.quality), args.workload, args.catalog, workload.seed,
-        args.draws, args.jobs,
+        space, workload, float(rate), measure.slo(args.slo) or measure.common_slo(workload), args.share, args.growth,
+        offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
+        budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
+        own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
+        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs,
     )  # fmt: skip
 
 
@@ -152,8 +152,9 @@ def _offers(args: argparse.Namespace) -> tuple[Offer, ...]:
             price = float(amount if equals else machine)
         except ValueError:
             raise UsageError(f"--price-per-hour: {part!r}", "2.5, or h100=2.5,h200=3.1") from None
-        entry: dict[str, Any] = {"name": f"given for {machine}" if equals else "given", "terms": "on demand", "date": date,
-                                 "currency": currency, "source": "the command line", "per_device_hour": price}  # fmt: skip
+        name = f"given for {machine}" if equals else "given"
+        entry: dict[str, Any] = {"name": name, "terms": "on demand", "date": date, "currency": currency,
+                                 "source": "the command line", "per_device_hour": price}  # fmt: skip
         if equals:
             entry["machines"] = [catalog.machine_named(machine).name]
         given.append(offer_of(entry, "--price-per-hour"))
