@@ -133,7 +133,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     best = sorted((d for d in drawn if _name(d) in order), key=lambda d: order[_name(d)])
     found |= planning_more.more(search, best, rows, (ask, money, states))
     for r in found["rows"]:
-        r |= found["extra"].get(r["name"], {"headroom": None, "growth": None, "loss": None})
+        r |= found["extra"].get(r["name"], {"headroom": None, "headroom_open": None, "growth": None, "loss": None})
     del found["extra"]
     found["bill"] = _billed(found, best, search, money)
     found["questions"] = plan_answers.questions(found)

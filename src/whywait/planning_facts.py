@@ -20,7 +20,8 @@ from whywait.convert.fit import describe
 from whywait.convert.traces import from_schedule
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError, WhywaitError
-from whywait.judge.plan import Floats, Row, state_of
+from whywait.judge.plan import Row, state_of
+from whywait.judge.plan_money import per_hour
 from whywait.load.recipe import mean_rate, open_schedule
 from whywait.physics.arch import Arch
 from whywait.physics.prices import Offer
@@ -125,7 +126,6 @@ class Measured:
 
     row: Row
     entry: dict[str, Any]
-    hourly: Floats | None
 
 
 def measured(
@@ -153,7 +153,7 @@ def measured(
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
                           f"{at:g}/s is no whole part of {want.rate:g}/s"))  # fmt: skip
             continue
-        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, lengths)))
+        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, lengths, offer)))
     story = {
         "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
         "verdicts": [v.as_dict() for v in result.verdicts[:3]], "unused": unused,
@@ -164,10 +164,10 @@ def measured(
 
 
 def _candidate(
-    run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any]
+    run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any, Offer | None]
 ) -> Measured:  # fmt: skip
     (p, b), (directory, machine, copies, rate) = of, at
-    want, slo, lengths = how
+    want, slo, lengths, offer = how
     one = run.point(p["point"])
     good = goodput(one, slo)
     n = max(len(one.requests), 1)
@@ -176,17 +176,26 @@ def _candidate(
     noise = np.exp(rng.normal(0.0, REPEAT, want.draws))
     shares = np.clip(rng.beta(share * n + 0.5, (1 - share) * n + 0.5, want.draws), 0, 1)
     devices = (b["energy"]["devices"] or len(run.manifest.machine.get("gpus") or ()) or 1) * copies
-    joules = b["energy"]["per_good_request"]["value"]
-    cost = b["money"][0]["per_good_request"]["value"] if b["money"] else None
-    hourly = None if cost is None else cost * share * rate * copies * 3600
-    limit = {k: p[k]["p95"] / v for k, v in slo.items() if k in p and p[k]["p95"] is not None}
-    latency = max(limit.values()) if limit else None
-    figures = {"cost": None if cost is None else cost * 1000, "goodput": share * rate * copies, "latency": latency,
-               "energy": joules, "share": share, "hourly": hourly}  # fmt: skip
+    joules, watts = b["energy"]["per_good_request"]["value"], b["energy"]["watts"]
+    watts = None if watts is None else watts * copies
+    hour = per_hour(offer, devices, watts, b["energy"]["idle"]["watts"])
+    rated = share * rate * copies
+    cost = None if hour is None or not rated else hour / (rated * 3600) * 1000
+    limit = [p[k]["p95"] / v for k, v in slo.items() if k in p and p[k]["p95"] is not None]
+    latency = max(limit) if limit else None
+    figures = {"cost": cost, "goodput": rated, "latency": latency, "energy": joules, "share": share, "hourly": hour,
+               "ttft_ms_p95": p["ttft_ms"]["p95"], "tpot_ms_p95": p["tpot_ms"]["p95"], "power_w": watts}  # fmt: skip
+    lost = share / np.maximum(shares, 1e-9)
     draws = {"goodput": shares * rate * copies, "share": shares}
-    for key, value in (("cost", figures["cost"]), ("latency", latency), ("energy", joules)):
-        if value is not None:
-            draws[key] = value * noise * (share / np.maximum(shares, 1e-9) if key != "latency" else 1.0)
+    for key, each in (
+        ("cost", lost),
+        ("energy", lost * noise),
+        ("latency", noise),
+        ("ttft_ms_p95", noise),
+        ("tpot_ms_p95", noise),
+    ):
+        if (value := figures[key]) is not None:
+            draws[key] = value * each
     made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
     row = Row(name, f"run {directory}", name, figures, draws, state_of(shares, want.share), "as published")
@@ -197,9 +206,8 @@ def _candidate(
         )
     entry = {"kind": made, "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
              "doubts": doubts,
-             "ttft_ms_p95": p["ttft_ms"]["p95"], "tpot_ms_p95": p["tpot_ms"]["p95"], "power_w": None}  # fmt: skip
-    x = draws.get("cost")
-    return Measured(row, entry, None if x is None or hourly is None else np.full(len(x), hourly))
+             "state_of_energy": b["energy"]["state"]}  # fmt: skip
+    return Measured(row, entry)
 
 
 def _other_load(one: Any, lengths: tuple[float, float]) -> list[str]:

@@ -200,7 +200,7 @@ def _experiments(
             continue
         replicas = next(d.replicas for d in best if d.shape.name == shape.name)
         command = _command(search.want.rate / replicas, ask)
-        out.append({**e.as_dict(), "command": command, "devices": shape.devices, "hours": TRIAL_H})
+        out.append({**e.as_dict(), "command": command, "shape": shape.name, "devices": shape.devices, "hours": TRIAL_H})
     return out
 
 

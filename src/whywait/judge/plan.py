@@ -102,7 +102,9 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
         cost = r.figures.get("cost")
         held = ("holds", "undecided", "fails").index(r.meets)
         tested = 0 if r.quality in TESTED else 2 if r.quality == "fails" else 1
-        return (not r.eligible, cost is None, held, tested, cost if cost is not None else 0.0)
+        late = r.figures.get("latency")
+        return (not r.eligible, cost is None, held, tested, cost if cost is not None else 0.0,
+                late if late is not None else np.inf)  # fmt: skip
 
     return sorted(rows, key=key)
 
@@ -126,5 +128,5 @@ def interval(values: Floats | None) -> tuple[float | None, float | None]:
     seen = seen[np.isfinite(seen)]
     if len(seen) < 2:
         return None, None
-    low, high = np.quantile(seen, (0.1, 0.9))
+    low, high = np.quantile(seen, (0.1, 0.9), method="inverted_cdf")
     return float(low), float(high)

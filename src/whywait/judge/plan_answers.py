@@ -133,13 +133,17 @@ def _where(p: Plan) -> dict[str, Any]:
 
 
 def _account(point: Plan) -> str:
-    """The mean phases of a load point, the largest first."""
+    """The mean phases of a load point, the largest first, and what the devices did meanwhile."""
     phases = point["phases"] or {}
-    means = {k: v["mean_ms"] for k, v in phases.items() if isinstance(v, Mapping) and v.get("mean_ms")}
-    if not means:
-        return ""
+    means = {k: v["ms"] for k, v in phases.items() if isinstance(v, Mapping) and v.get("ms")}
+    where = f"{point['mode']} {'' if point['target'] is None else format(point['target'], 'g')}".strip()
     top = sorted(means, key=lambda k: -means[k])[:4]
-    return f"mean request at {point['mode']} {point['target'] or ''}: " + ", ".join(f"{k} {ms(means[k])}" for k in top)
+    said = [f"mean request at {where}: " + ", ".join(f"{k} {ms(means[k])}" for k in top)] if means else []
+    shares = {k: v for k, v in ((point["occupancy"] or {}).get("shares") or {}).items() if v}
+    if shares:
+        most = sorted(shares, key=lambda k: -shares[k])[:4]
+        said.append("devices: " + ", ".join(f"{k.replace('_', ' ')} {percent(shares[k])}" for k in most))
+    return "; ".join(said)
 
 
 def _goodput(p: Plan) -> dict[str, Any]:
@@ -153,6 +157,7 @@ def _goodput(p: Plan) -> dict[str, Any]:
         evidence.append(
             f"{r['name']} ({r['kind']}): {number(g['value'])}/s good ({_band(g)}), it keeps the SLO: {r['meets']}"
         )
+    evidence += [_room(r, want) for r in rows if r["name"] == p["first"]]
     errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
     evidence += list(errors)
     measured = any(r["kind"] == "measured" for r in rows)
@@ -164,6 +169,17 @@ def _goodput(p: Plan) -> dict[str, Any]:
     answer = kept + ("." if measured else "; none of them was measured, all are modelled.")
     command = next((e["command"] for e in p["experiments"] if e["command"]), "")
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
+
+
+def _room(r: Plan, want: Plan) -> str:
+    """What the first has left: for more load, for the growth that was said, for the loss of a node."""
+    if r["headroom"] is None:
+        return ""
+    room = f"{r['name']} has room for {'at least ' if r['headroom_open'] else ''}{percent(r['headroom'])} more load"
+    grown = (
+        "" if r["growth"] is None else f"; at the growth of {percent(want['growth'])} {percent(r['growth'])} are good"
+    )
+    return f"{room}{grown}; without one node {percent(r['loss']['share'])} are good"
 
 
 def _quality(p: Plan) -> dict[str, Any]:

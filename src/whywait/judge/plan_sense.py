@@ -9,6 +9,7 @@ import numpy as np
 
 from whywait.judge.plan import TESTED, Floats, Row, ranked
 
+NOTHING = 0.01  # of the first one's money: what saves less is no other decision
 MATTERS = 0.05  # probability of another decision from which an experiment is worth naming
 
 
@@ -112,11 +113,10 @@ def experiments(
         mine = [r.name for r in able if r.group == group and r.name in known]
         n = min(len(known[m]) for m in mine)
         each = np.stack([known[m][:n] if m in mine else np.full(n, plain[m]) for m in known])
-        best = each.argmin(axis=0)
         names = list(known)
         at_first = np.minimum(each[names.index(first)], _dear(known[first]))
         gain = np.maximum(at_first - each.min(axis=0), 0.0)
-        change = float((best != names.index(first)).mean())
+        change = float((gain > NOTHING * plain[first]).mean())
         out.append(Experiment("measure one replica of it", group, change, float(gain.mean()), price.get(group)))
     return sorted(out, key=lambda e: (e.change < MATTERS, e.costs if e.costs is not None else np.inf))
 

@@ -92,8 +92,8 @@ HEAD = ("candidate", "SLO kept", "answers", "per hour", "per 1,000 good", "good/
 def _table(p: Plan) -> Table:
     """A row per kind of engine, at the size that ranks best; the rest is in the files."""
     money = p["basis"]["currency"]
-    head = ("candidate", "SLO", "answers", f"{money}/h", "/1,000 good", "80 %", "good/s", "TTFT p95", "TPOT p95",
-            "J/good", "room", "−1 node")  # fmt: skip
+    head = ("candidate", "SLO", "answers", f"{money}/h", "/1k good", "80 %", "TTFT", "TPOT", "J/good", "room",
+            "−node")  # fmt: skip
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, header_style="bold")
     for i, name in enumerate(head):
         table.add_column(
@@ -103,11 +103,9 @@ def _table(p: Plan) -> Table:
         f = r["figures"]
         c = f["cost"]
         band = "" if c["low"] is None or c["value"] is None else f"{number(c['low'])}–{number(c['high'])}"
-        quality = (
-            "published" if r["quality"] == "as published" else "tested" if r["quality"] == "holds" else r["quality"]
-        )
+        quality = "–" if r["quality"] == "as published" else "tested" if r["quality"] == "holds" else r["quality"]
         cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], quality, number(r["hourly"]), number(c["value"]), band,
-                 number(f["goodput"]["value"]), ms(f["ttft_ms_p95"]["value"]), ms(f["tpot_ms_p95"]["value"]),
+                 ms(f["ttft_ms_p95"]["value"]), ms(f["tpot_ms_p95"]["value"]),
                  number(f["energy"]["value"]), _headroom(r), _node(r)]  # fmt: skip
         table.add_row(*(Text(x) for x in cells))
     return table
@@ -150,8 +148,12 @@ def marks(p: Plan) -> list[str]:
     """What the signs before the candidates mean, and what is left out."""
     out = []
     if p["first"]:
-        out.append("▶ first by cost, of those that keep the SLO in 90 % of the draws, answers as published or tested; "
-                   "80 %: what it costs with as many as it turns out to need")  # fmt: skip
+        out.append(
+            "▶ first by cost, of those that keep the SLO in 90 % of the draws, answers as published or tested; "
+            "80 %: what it costs with as many as it turns out to need"
+        )
+        out.append("per 1,000 good requests; TTFT and TPOT p95; answers: – as published; room: for more load; "
+                   "−node: without one node")  # fmt: skip
     if p["ties"]:
         out.append("= a tie with the first: the difference is inside the error")
     if any(r["dominated_by"] for r in p["rows"]):
@@ -196,7 +198,7 @@ def experiment(p: Plan) -> list[str]:
         if e["change"] < 0.05:
             continue
         price = "" if e["costs"] is None else f", about {number(e['costs'])} {money}"
-        what = f"{e['what']} ({e['of']}; {e['devices']} devices for {e['hours']:g} h{price})"
+        what = f"measure one replica of {e['shape']} ({e['devices']} devices for {e['hours']:g} h{price})"
         out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
                    f"{number(e['saves'])} {money} an hour in the mean")  # fmt: skip
         out.append(f"→ {e['command']}")
@@ -216,9 +218,9 @@ def screening(p: Plan) -> list[str]:
         f"{c['by_bound']} kinds out; {c['by_cost']} more cost over twice the best even at that bound "
         "(something quicker or thriftier, but twice as dear, may be lost by that)",
         f"by one replica at its share of the rate: {c['too_small']} sizes too small, {c['larger_than_needed']} larger "
-        f"than needed (taken to keep the SLO, and dearer), {c['not_at_any_size']} kinds that keep it at no size",
-        f"{c['in_draws']} of {c['sized']} kinds went on: the cheapest of each machine, the quickest, then by cost; "
-        f"simulated whole in {draws} draws of what is not known; {c['points_simulated']:,} simulated load points in all",
+        f"than needed (taken to keep the SLO, and dearer), {c['not_at_any_size']} kinds at no size",
+        f"{c['in_draws']} of {c['sized']} kinds went on (the cheapest of each machine, the quickest, by cost), "
+        f"simulated whole in {draws} draws of what is not known; {c['points_simulated']:,} load points in all",
     ]
     for r in p["refused"][:MOST_REFUSED]:
         out.append(f"cannot be: {r['name']}: {r['why']}")

@@ -67,10 +67,10 @@ def _decision(p: Mapping[str, Any]) -> Html:
         f = first["figures"]
         hour, each = number(first["hourly"]), number(f["cost"]["value"])
         month = number(first["hourly"] * 730.5)
-        out.append(tag("p", f"Take {first['name']}. It costs {hour} {money} an hour, about {month} {money} a month, and "
-                       f"{each} {money} for 1,000 requests that are served as promised. With as many devices as it may "
-                       f"turn out to need, that is {number(f['cost']['low'])} to {number(f['cost']['high'])} {money} (80 %)."
-                       ))  # fmt: skip
+        span = f"{number(f['cost']['low'])} to {number(f['cost']['high'])} {money}"
+        out.append(tag("p", f"Take {first['name']}. It costs {hour} {money} an hour, about {month} {money} a month, "
+                       f"and {each} {money} for 1,000 requests that are served as promised; {span} (80 %) with as many "
+                       "devices as it may turn out to need."))  # fmt: skip
         room = rows._headroom(first)
         node = first["loss"]
         lost = "" if not node else (" It keeps its promise when a node is lost." if node["keeps"] else
