@@ -246,7 +246,8 @@ def test_a_comparison_that_could_be_of_several_must_be_named(monkeypatch):
     assert t.techniques == ("fp8-kv",)
 
 
-ARGS = ["plan", "--model", "llama-3.1-8b", "--layouts", "tp=1", "--apply", "", "--rate", "20", "--draws", "3", "--jobs", "1",
+ARGS = ["plan", "--model", "llama-3.1-8b", "--layouts", "tp=1", "--apply", "", "--rate", "20", "--draws", "3",
+        "--jobs", "1",
         "--prompt-tokens", "100", "--output-tokens", "30", "--slo", "ttft=500ms,tpot=20ms"]  # fmt: skip
 
 

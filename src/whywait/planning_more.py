@@ -44,11 +44,13 @@ def _headroom(search: Search, of: Sequence[Drawn], growth: float) -> dict[str, d
     for d in of:
         for g in grown:
             where.append((d, g))
-            cells.append(search.cell(d.deployment, search.want.rate * g, FULL))
+            rate = search.want.rate * g
+            cells.append(search.cell(d.deployment, rate, search.loads.long(rate)))
         lost = lost_with_a_node(d.deployment)
         if lost < d.replicas:
             where.append((d, 0.0))
-            cells.append(search.cell(d.shape.times(d.replicas - lost), search.want.rate, FULL))
+            left = d.shape.times(d.replicas - lost)
+            cells.append(search.cell(left, search.want.rate, search.loads.long(search.want.rate)))
     found = search.run(cells, "growth and a lost node")
     out: dict[str, dict[str, Any]] = {}
     for d in of:

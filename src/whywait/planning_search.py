@@ -112,11 +112,15 @@ class Loads:
         key = (round(rate, 9), k, least, change)
         if key not in self._at:
             w = dataclasses.replace(self.want.workload, seed=self.want.workload.seed + k)
-            n = min(MOST, max(least, math.ceil(rate * self._span)))
+            n = max(least, min(MOST, math.ceil(rate * self._span)))
             made, _ = schedule_of(Load("rate", rate, n), w, 0, 0)
             self.list.append(change(made) if change else made)
             self._at[key] = len(self.list) - 1
         return self._at[key]
+
+    def long(self, rate: float) -> int:
+        """Requests of a trial twice as long as usual: a load little above capacity takes its time to show."""
+        return max(FULL, min(2 * MOST, math.ceil(rate * 2 * self._span)))
 
     @cached_property
     def sample(self) -> Schedule:

@@ -22,7 +22,7 @@ from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import Deployment
 
 #: Tried where nobody says which: as published, narrower KV, narrower weights, both.
-USUAL = ("", "fp8-kv", "fp8-weights", "fp8-weights,fp8-kv")
+USUAL = ("", "fp8-kv", "fp8-weights", "fp8-weights,fp8-kv", "fp4-weights,fp8-kv")
 SPLITS = ("1:1", "1:2", "2:1")
 _LISTS = ("machines", "engines", "layouts", "apply", "counts")
 _KEYS = (*_LISTS, "model", "candidate", "precision")
@@ -146,8 +146,9 @@ def _usual(space: Space, machine: str) -> list[str]:
     """Of the usual techniques those that change something here."""
     has = machine_named(machine).flops
     d = simulating.deployment_of(machine, space.model, precision=space.precision)
-    narrow = bytes_of(d.precision.weights) <= 1.1
-    return [a for a in USUAL if "fp8-weights" not in a or ("fp8" in has and not narrow)]
+    stored = bytes_of(d.precision.weights)
+    able = {"fp8-weights": "fp8" in has and stored > 1.1, "fp4-weights": "fp4" in has and stored > 0.7}
+    return [a for a in USUAL if all(able.get(t, True) for t in a.split(","))]
 
 
 def _layouts(space: Space, machine: str, engine: str) -> list[str]:
