@@ -1,7 +1,7 @@
 """A small OpenAI-compatible service that says what a test tells it to: ``with Answering(say) as url``.
 
-``say`` is given the messages and returns what to do: a text, or a dict of ``content``, ``reasoning`` (thoughts set apart),
-``finish`` (finish reason), ``status`` (an HTTP error) and ``cut`` (the stream just ends).
+``say`` is given the messages and returns what to do: a text, or a dict of ``content``, ``reasoning`` (thoughts set
+apart), ``finish`` (finish reason), ``status`` (an HTTP error) and ``cut`` (the stream just ends).
 """
 
 from __future__ import annotations

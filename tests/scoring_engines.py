@@ -20,6 +20,7 @@ from whywait.net.endpoint import parse_url
 
 VOCABULARY = 60
 Handler = Callable[[str, dict[str, Any]], tuple[int, Any]]
+Asked = list[tuple[str, dict[str, Any]]]
 
 
 def tokens_of(text: str) -> list[int]:
@@ -102,20 +103,52 @@ def deaf(_path: str, _body: dict[str, Any]) -> tuple[int, Any]:
     return 200, {"choices": [{"text": "a fine day", "logprobs": None}]}
 
 
+def whole(scores: Handler, says: Callable[[str], str], pages: dict[str, Any]) -> Handler:
+    """A service with everything that ``whywait quality`` asks: scores, answers (``says``: by the question), pages."""
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path in pages:
+            return 200, pages[path]
+        if path.endswith("/chat/completions"):
+            text = says(body["messages"][-1]["content"])
+            choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            usage = {"prompt_tokens": 9, "completion_tokens": max(1, len(text.split())), "total_tokens": 10}
+            return 200, [{"id": "c", "model": "m", "choices": [choice]}, {"id": "c", "choices": [], "usage": usage}]
+        if not body:
+            return 404, {"error": {"message": "no such page"}}
+        return scores(path, body)
+
+    return answer
+
+
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm"}]}
+VLLM_PAGES: dict[str, Any] = {"/v1/models": MODELS, "/metrics": "# TYPE vllm:num_requests_running gauge\n"
+                              "vllm:num_requests_running{model_name=\"m\"} 0.0\n"}  # fmt: skip
+
+
 @contextmanager
-def served(
-    answer: Handler, engine: str | None, **limits: Any
-) -> Iterator[tuple[Target, list[tuple[str, dict[str, Any]]]]]:
+def served(answer: Handler, engine: str | None, **limits: Any) -> Iterator[tuple[Target, Asked]]:
     """The target of a service that answers so, and all that it was asked."""
-    asked: list[tuple[str, dict[str, Any]]] = []
+    asked: Asked = []
 
     class Stub(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, body))
-            status, found = answer(self.path, body)
-            data = json.dumps(found).encode()
+            self._send(*answer(self.path, body))
+
+        def do_GET(self) -> None:
+            self._send(*answer(self.path, {}))
+
+        def _send(self, status: int, found: Any) -> None:
+            kind, data = "application/json", json.dumps(found).encode()
+            if isinstance(found, str):
+                kind, data = "text/plain", found.encode()
+            elif isinstance(found, list):  # a stream
+                events = [f"data: {json.dumps(e)}\n\n" for e in found]
+                kind, data = "text/event-stream", "".join([*events, "data: [DONE]\n\n"]).encode()
             self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

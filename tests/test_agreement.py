@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from whywait.analyze import agreement as ag
 from whywait.core.scored import Scored, scored
+from whywait.judge import agreed
 
 ln = math.log
 
@@ -70,9 +72,12 @@ def test_what_both_lists_hold_only_sharpens_it(a: list[float], b: list[float]) -
     p = {i: v / sum(a) for i, v in enumerate(a)}
     q = {i: v / sum(b) for i, v in enumerate(b)}
     order = sorted(p, key=lambda t: -p[t])  # the same tokens in both lists, so that the longer refines the shorter
-    found = [ag.divergence((np.array(order[:k]), np.array([p[t] for t in order[:k]])),
-                           (np.array(order[:k]), np.array([q[t] for t in order[:k]])))[0] for k in range(1, 7)]  # fmt: skip
-    assert all(x <= y + 2e-5 for x, y in zip(found, found[1:], strict=False))
+    found = []
+    for k in range(1, 7):
+        ids = np.array(order[:k])
+        lists = [(ids, np.array([d[t] for t in order[:k]])) for d in (p, q)]
+        found.append(ag.divergence(lists[0], lists[1])[0])
+    assert all(x <= y + 2e-5 for x, y in pairwise(found))
 
 
 def text_of(rows: list[tuple[int, float | None, dict[int, float]]]) -> Scored:
@@ -96,6 +101,13 @@ def test_positions_by_hand() -> None:
     assert figures["perplexity_ratio_low"] is None  # one text says nothing of others
     with pytest.raises(ValueError, match="same positions"):
         ag.positions(a, text_of([(8, ln(0.5), {1: 0.0})]))
+
+
+def test_a_tie_is_no_disagreement() -> None:
+    """In 16 bits two logits are often equal, and which comes first says nothing."""
+    a = text_of([(8, None, {1: ln(0.4), 2: ln(0.4) - 1e-6}), (9, None, {1: ln(0.4), 2: ln(0.39)})])
+    b = text_of([(8, None, {2: ln(0.4), 1: ln(0.4) - 1e-6}), (9, None, {2: ln(0.4), 1: ln(0.39)})])
+    assert ag.positions(a, b)["same"] == [1.0, 0.0]
 
 
 def test_nothing_gives_nothing() -> None:
@@ -173,3 +185,47 @@ def test_kinds_are_apart() -> None:
     found = ag.by_kind(made(rng, 6, 5, 0, 0.9))
     assert list(found) == ["k0", "k1", "k2"]
     assert all(f["texts"] == 2 and f["positions"] == 10 for f in found.values())
+
+
+def claim(figure: str, state: str, value: float | None) -> dict[str, object]:
+    return {"figure": figure, "state": state, "value": value, "claim": "…"}
+
+
+def test_the_headline_names_what_fails_first() -> None:
+    worse, open_ = claim("perplexity_ratio", "fails", 2.245), claim("accuracy", "undecided", -0.031)
+    good = claim("top1", "holds", 0.99)
+    assert agreed.headline([good, worse, open_], False) == "B is worse than allowed: perplexity ×2.25"
+    assert agreed.headline([good, open_], False) == (
+        "Undecided: accuracy −3.1 points; within bounds: same first choice in 99%"
+    )
+    assert agreed.headline([good], False).startswith("B is not worse than allowed")
+    assert "which is false" in agreed.headline([worse], True)
+    assert agreed.headline([claim("top1", "undecided", None)], False) == "Undecided: first choice"
+    assert agreed.headline([], False) == "Nothing could be compared"
+
+
+def test_what_is_doubtful_is_said() -> None:
+    rng = np.random.default_rng(2)
+    texts = made(rng, 5, 10, 0, 0.9)
+    for t in texts:
+        t["outside"], t["nll_b"] = [0.3] * 10, [None] * 10
+    kept = {"texts": texts, "why": "", "ways": {"A": "one", "B": "other"}, "k": 20}
+    found = agreed.agreement_of(kept, {"perplexity": 2.0, "top1": 5.0})
+    said = [d["what"] for d in agreed.doubts(found, {"A": {"model": "x"}, "B": {"model": "y"}}, False)]
+    assert len(said) == 5
+    assert found["claims"][0]["state"] == "undecided"
+    assert agreed.gate({"agreement": found, "tasks": None}, ("agreement", "perplexity_ratio")) is None
+    assert agreed.gate({"agreement": found, "tasks": None}, ("accuracy", "drop")) is None
+    with pytest.raises(KeyError):
+        agreed.gate({"agreement": found, "tasks": None}, ("accuracy", "kl"))
+
+
+def test_a_gate_counts_losses_upwards() -> None:
+    row = {"name": "accuracy", "a": 0.9, "b": 0.8, "drop": -0.1, "low": -0.15, "high": -0.05}
+    mine = {**row, "name": "accuracy: long sums"}
+    sign = {"name": "answers that loop", "a": 0.0, "b": 0.2, "drop": 0.2, "low": 0.1, "high": 0.3}
+    result = {"agreement": {"figures": None}, "tasks": {"accuracy": [row, mine], "degeneration": [sign]}}
+    names = [("accuracy", n) for n in ("drop", "drop_low", "drop_high", "a")]
+    assert [agreed.gate(result, p) for p in names] == [pytest.approx(v) for v in (10, 5, 15, 90)]
+    assert agreed.gate(result, ("accuracy", "long sums", "drop_high")) == pytest.approx(15)
+    assert agreed.gate(result, ("degeneration", "answers that loop", "rise_low")) == pytest.approx(10)

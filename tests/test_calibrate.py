@@ -190,6 +190,22 @@ def test_without_usage_lengths_are_guessed_and_that_is_said():
     assert doubt["what"] == "prompt lengths are guessed"
 
 
+def test_where_long_probes_do_not_fit_the_context_short_ones_tell(monkeypatch):
+    long = Workload((RequestClass(prompt_tokens=L("900")),))
+    with serving() as (server, target):
+        real = server.answer
+
+        def tight(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            code, said = real(path, body)
+            fits = said.get("usage", {}).get("prompt_tokens", 0) < 1000
+            return (code, said) if fits else (400, {"error": {"message": "longer than the context"}})
+
+        monkeypatch.setattr(server, "answer", tight)
+        prompter, doubts = calibrate.calibrate(target, long, Prompter())
+    assert not doubts
+    assert prompter.fits["en"].per_unit > 1.3 * Prompter().fit("en").per_unit  # so longer probes were refused
+
+
 def test_every_language_gets_a_line_of_its_own():
     workload = Workload((RequestClass(language=("en", "de")), RequestClass(language=("zh",))))
     with serving() as (_, target):

@@ -1,5 +1,5 @@
-"""Tasks: each generated answer is found a second time from the text alone, each hand-written one has a right and a wrong
-answer; what is wrong with a user's own file is said by line and field. Asking them keeps every outcome."""
+"""Tasks: each generated answer is found a second time from the text alone, each hand-written one has a right and a
+wrong answer; what is wrong with a user's own file is said by line and field. Asking them keeps every outcome."""
 
 from __future__ import annotations
 
@@ -111,6 +111,7 @@ def test_levels_by_name_and_needles_that_fit() -> None:
     assert {c.level for c in cases_of("counting:3", n=4)} == {3}
     assert max(c.level for c in cases_of("needle", n=40, context=2048)) == 1000
     assert max(c.level for c in cases_of("needle", n=40, context=8192)) == 4000
+    assert {c.level for c in cases_of("needle:1000-4000", n=6)} == {1000, 2000, 4000}  # asked for: not left out
     with pytest.raises(UsageError, match="no level in 5-5"):
         cases_of("counting:5")
 
@@ -174,9 +175,9 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ('{"prompt": "x", "grader": "exact", "answer": "x", "max_tokens": 0}', "field 'max_tokens': it is not above 0"),
         ('{"prompt": "x", "grader": "exact", "answer": "x", "max_tokens": "9"}', "field 'max_tokens'"),
         ('{"prompt": "x", "grader": "exact", "answer": "x", "tolerance": -1}', "field 'tolerance'"),
-        ('{"prompt": "x", "grader": "exact", "answer": "x", "categroy": "y"}', "field 'categroy': there is no such field"),
+        ('{"prompt": "x", "grader": "exact", "answer": "x", "categroy": "y"}', "field 'categroy': there is no such"),
         ('{"messages": [{"role": "robot", "content": "x"}], "grader": "exact", "answer": "x"}', "field 'messages'"),
-        ('{"prompt": "x", "grader": "json_schema", "schema": {"type": "thing"}}', "field 'schema': it is no JSON schema"),
+        ('{"prompt": "x", "grader": "json_schema", "schema": {"type": "thing"}}', "field 'schema': it is no"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_line_is_said(line: str, said: str, tmp_path: Path) -> None:

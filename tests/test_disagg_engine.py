@@ -28,8 +28,8 @@ def ask(url: str, prompt: str, **more: Any) -> dict[str, Any]:
 
 
 def test_the_answer_is_that_of_one_engine() -> None:
-    """The decode engine computes the prompt's last token again, as an engine does that has the prompt in its cache: that
-    is what it must equal to the last bit. (One that computes the prompt in one go may differ by rounding.)"""
+    """The decode engine computes the prompt's last token again, as one does that has the prompt in its cache: that is
+    what it must equal to the last bit. (One that computes the prompt in one go may differ by rounding.)"""
     settings = Settings(slots=2, ctx_per_slot=256, threads=1)
     with launched(lambda: start_embedded(settings)) as one, launched(lambda: disagg.start(disagg.Fleet(engine=settings))
     ) as two:  # fmt: skip

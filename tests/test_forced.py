@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoring_engines import VOCABULARY, deaf, echo, llama, model, served, sglang, tokens_of, vllm
+from tests.scoring_engines import VOCABULARY, deaf, echo, llama, model, served, sglang, tokens_of, vllm
 from whywait.errors import ServiceError, UsageError
 from whywait.load import forced
 from whywait.load.given import Given, built_in, texts_of
@@ -131,6 +131,8 @@ def test_built_in_texts_are_of_several_kinds() -> None:
     assert len(texts) == len({t.name for t in texts}) >= 24
     assert {"prose", "code", "reasoning", "german", "chinese", "arabic"} <= {t.kind for t in texts}
     assert all(len(t.text) > 100 for t in texts)
+    assert texts_of([], 512, 400) == texts
+    assert len({t.kind for t in texts_of([], 512, 6)}) >= 5  # a few of them are not all of one kind
 
 
 def test_a_users_texts(tmp_path: Path) -> None:

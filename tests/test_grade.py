@@ -68,6 +68,17 @@ def test_json_by_a_schema() -> None:
     assert grade_text(both, json.dumps({"age": 4})).right
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["answer" + " " * 40_000, "Answer:\n" * 10_000, "#### " * 20_000, "1" * 40_000, "[{" * 20_000, "* answer " * 10_000,
+     "Answer: " + ": " * 10_000, "(B) or " * 10_000, "\\boxed{" * 5_000],
+)  # fmt: skip
+def test_answers_that_went_astray_take_no_time(text: str) -> None:
+    """Quadratic searches would take hours here; there is no clock in this test."""
+    for grader in (Grader("numeric", (5,)), Grader("choice", ("B",)), Grader("exact", ("x",)), Grader("json", ({},))):
+        grade_text(grader, text)
+
+
 def test_json_is_found_and_nonsense_is_not() -> None:
     assert json_in("5") == (5, True)
     assert json_in("about 5") == (None, False)

@@ -1,4 +1,4 @@
-"""Hand-overs of a split in the request account and among the figures: measured ones, and simulated by the same names."""
+"""Hand-overs of a split in the request account and among the figures: measured, and simulated by the same names."""
 
 from __future__ import annotations
 
@@ -55,6 +55,15 @@ def test_a_prefill_elsewhere_holds_up_nobody() -> None:
         run = make_run([one(first=100, last=800, end=800, engine_prefill_ms=100), {**beside, **more}], stream(0, gaps))
         acc = account(run)
         assert bool(acc.cause_ns.get(("stall", "neighbour's prefill"), np.zeros(2))[0]) is stalled
+
+
+def test_the_services_own_time_to_first_token_decides() -> None:
+    """A slow way to the client leaves room for a hand-over that came later."""
+    for ttft, want in ((450, {"stall": 150, "frontend": 50}), (300, {"stall": 150, "frontend": 200})):
+        run = make_run([one(engine_queue_ms=100, engine_prefill_ms=200, engine_handover_ms=150, engine_ttft_ms=ttft)])
+        found = ms(run)
+        assert {k: found[k] for k in want} == want
+        assert found["decode"] == (200 if ttft == 450 else 50)
 
 
 def grown(name: str, to: float) -> list[dict[str, object]]:

@@ -17,7 +17,7 @@ from whywait.analyze.stats import t975
 from whywait.analyze.summary import summarize
 from whywait.errors import UsageError
 from whywait.judge import paired
-from whywait.judge.paired import ABOVE, ALPHA, BELOW, MARGIN, SAME, Asked, asked_of, promise_of, ways
+from whywait.judge.paired import ABOVE, ALPHA, BELOW, MARGIN, SAME, Asked, asked_of, promise_of, waits, ways
 from whywait.judge.sequential import mean_evidence, mean_half_width
 from whywait.judge.trial import _of_runs, gate, judged, surely_worse
 from whywait.judge.vocabulary import CAUSES
@@ -150,6 +150,16 @@ def test_a_cause_that_no_round_of_an_arm_named_took_no_time_there() -> None:
     a, b = {"phases.queue": 40.0, cause: 30.0}, {"phases.queue": 0.0}
     assert effects([(a, b)] * 3)[cause].difference.value == -30
     assert effects([(a, {"phases.queue": None})] * 3)[cause].n == 0
+    assert effects([(a, {"phases.queue": 20.0, "untold.queue": 5.0})] * 3)[cause].difference.value == -30
+    assert effects([(a, {"phases.queue": 20.0, "untold.queue": 20.0})] * 3)[cause].n == 0  # it may be all of it
+
+
+def test_waits_of_both_arms_differ_by_what_moved() -> None:
+    pairs = [({"phases.decode": a, "e2e_ms.mean": 200.0}, {"phases.decode": a * 4, "e2e_ms.mean": 200.0})
+             for a in (10.0, 40.0, 90.0)]  # fmt: skip
+    (w,) = [w for w in waits(effects(pairs), "decode") if w["name"] == "phases.decode"]
+    assert w["b"] - w["a"] == pytest.approx(w["difference"])
+    assert w["value"] == pytest.approx(4)
 
 
 def test_figures_of_a_run() -> None:
@@ -162,7 +172,7 @@ def test_figures_of_a_run() -> None:
     assert found["energy_j_per_token"] is None
     assert all(v is None or math.isfinite(v) for v in found.values())
     for name in found:
-        if not name.startswith("mean_"):
+        if not name.startswith(("mean_", "untold.")):
             metric_of(name)
 
 

@@ -30,7 +30,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch = pytest.MonkeyPatch()
     patch.setattr(probing, "MAX_ROUNDS", 4)
     with StubProcess(*STUB) as stub:
-        flags = ("--no-floor", "--budget", "30s", "--longest", "260", "--out", str(out))
+        flags = ("--no-floor", "--budget", "150s", "--longest", "260", "--out", str(out))
         assert main(["probe", stub.url, *flags]) == 0
     patch.undo()
     return out
@@ -87,7 +87,7 @@ def test_one_slot_is_seen_and_the_ceiling_said_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probing, "MAX_ROUNDS", 3)
-    flags = ("--no-floor", "--budget", "20s", "--longest", "100", "--json", "--out", str(tmp_path / "run"))
+    flags = ("--no-floor", "--budget", "150s", "--longest", "100", "--json", "--out", str(tmp_path / "run"))
     with StubProcess("--ttft-ms", "5", "--gap-ms", "2", "--slots", "1", "--prefill-ms-per-token", "0.5") as stub:
         assert main(["probe", stub.url, *flags]) == 0
     out, err = capsys.readouterr()
@@ -95,7 +95,7 @@ def test_one_slot_is_seen_and_the_ceiling_said_first(
     assert "at most" in err.splitlines()[0]
     found = json.loads(out)["probe"]
     assert found["second_stream"]["kind"] == "serialised"
-    assert found["long_neighbour"]["kind"] in ("queued", "undecided")  # undecided: the box was busy
+    assert found["long_neighbour"]["kind"] == "queued"
     assert found["cache"]["state"] in ("fails", "undecided")
 
 

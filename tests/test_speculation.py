@@ -25,7 +25,7 @@ from whywait.lab.models import cached_synthetic
 from whywait.lab.prune import cached_draft, kept_layers, prune
 from whywait.lab.settings import Settings
 from whywait.lab.speculation import NGRAMS, parameters
-from whywait.report.trial import draft_cost, turn_rows, turn_title
+from whywait.report.trial import draft_cost, effect_rows, told, turn_rows, turn_title
 from whywait.report.trial_html import render
 
 gguf = pytest.importorskip("gguf")
@@ -221,6 +221,20 @@ def test_a_step_is_the_time_of_its_tokens() -> None:
     assert found["tokens_per_step"] == 2.0
     assert found["tpot_ms.mean"] == pytest.approx(10.0)  # 200 ms for 20 tokens
     assert found["step_ms"] == pytest.approx(20.0)
+
+
+def test_what_only_one_arm_knows_is_shown_and_compared_with_nothing() -> None:
+    pairs = [({"acceptance": None}, {"acceptance": v}) for v in (0.4, 0.6)]
+    e = effects(pairs)["acceptance"]
+    assert (e.a, e.b, e.n, e.ratio.value) == (None, 0.5, 0, None)
+    assert effects([({"acceptance": None}, {"acceptance": None})])["acceptance"].b is None
+    result = _trial([(1, "", [1.4, 1.4])])
+    for r in result["rounds"]:
+        r["figures"][""]["acceptance"] = 0.5 if r["arm"] == "B" else None
+    result |= judged(result["plan"], result["rounds"])
+    shown = {row[0]: row for row in effect_rows(told(result, ""))}
+    assert shown["drafts accepted"][1:] == ["–", "50 %", "–", "–", "–"]
+    assert "drafts accepted" in render(result)
 
 
 # --- where it turns

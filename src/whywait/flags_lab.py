@@ -65,11 +65,13 @@ def quality(p: argparse.ArgumentParser) -> None:
     g.add_argument("--context", type=positive, default=512, metavar="N", help="tokens of a text at most (default 512)")
     g.add_argument("--top", type=positive, default=50, metavar="K", help="length of the lists (default 50)")
     g = p.add_argument_group("tasks")
-    g.add_argument("--tasks", default="all", metavar="LIST",
-                   help="built-in sets and JSONL files of your own, with commas between (default all)")  # fmt: skip
-    g.add_argument(
-        "--cases", type=positive, metavar="N", help="of each category (default 40; 6 on the embedded engine)"
-    )
+    g.add_argument("--tasks", metavar="LIST",
+                   help="built-in sets and JSONL files of your own, with commas between (default all; none beside "
+                   "--suite)")  # fmt: skip
+    g.add_argument("--suite", metavar="LIST", help="tasks of lm-eval (extra lm-eval), such as gsm8k")
+    g.add_argument("--suite-path", metavar="DIR", default="", help="folder with task files of your own for lm-eval")
+    g.add_argument("--cases", type=positive, metavar="N",
+                   help="of each category (default 40, of a suite all; 6 on the embedded engine)")  # fmt: skip
     g.add_argument("--at-once", type=positive, default=4, metavar="N", help="tasks in flight (default 4)")
     g.add_argument("--keep-text", action="store_true", help="keep the answers themselves, in answers.jsonl")
     g = p.add_argument_group("what counts as not worse")

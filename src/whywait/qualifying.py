@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from whywait import __version__, tasking
@@ -25,6 +29,7 @@ from whywait.lab.arms import Arm
 from whywait.lab.state import Engine
 from whywait.load import forced, preflight
 from whywait.load.given import Given
+from whywait.load.lmeval import Sample, Suites
 from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.options import may_load
 from whywait.session import Options, Say, stderr
@@ -51,6 +56,7 @@ class Plan:
     texts: tuple[Given, ...] = ()
     cases: tuple[Case, ...] = ()
     tasks: str = ""  # what the cases were chosen by
+    suites: Suites | None = None  # of lm-eval
     positions: int | None = None
     context: int = 512
     top: int = 50
@@ -66,7 +72,8 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         names = ("tasks", "positions", "context", "top", "at_once", "keep_text")
         return {"a": self.a.text, "b": self.b.text, "same": self.same, "texts": len(self.texts),
-                "cases": len(self.cases), "seed": self.options.seed, "margins": dict(self.margins),
+                "cases": len(self.cases), "suites": list(self.suites.names) if self.suites else [],
+                "seed": self.options.seed, "margins": dict(self.margins),
                 **{k: getattr(self, k) for k in names}}  # fmt: skip
 
 
@@ -85,7 +92,11 @@ class Comparison:
     interrupted: bool = False
 
     def result(self) -> dict[str, Any]:
-        """All there is to say of it: plain JSON values."""
+        """All there is to say of it once it is whole, or as whole as it will be: plain JSON values."""
+        return self._result
+
+    @functools.cached_property
+    def _result(self) -> dict[str, Any]:
         ways = {k: a["way"] for k, a in self.arms.items() if a.get("way")}
         kept = {"texts": self.texts, "why": self.why, "ways": ways,
                 "k": min((a["k"] for a in self.arms.values() if a.get("k")), default=None)}  # fmt: skip
@@ -118,10 +129,11 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     _allowed(plan)
     c, sides = Comparison(plan.as_dict(), directory), {"A": _Side(), "B": _Side()}
     try:
-        for name, arm in (("A", plan.a), ("B", plan.b)):
-            say(f"arm {name}: {arm.text}")
-            with _started(arm, name, say) as engine:
-                _ask(plan, c, sides, (name, arm, engine), say)
+        with _told_to_end():
+            for name, arm in (("A", plan.a), ("B", plan.b)):
+                say(f"arm {name}: {arm.text}")
+                with _started(arm, name, say) as engine:
+                    _ask(plan, c, sides, (name, arm, engine), _keeping(plan, c, sides, say) if name == "B" else say)
         c.partial = ""
     except KeyboardInterrupt:
         c.interrupted, c.partial = True, "interrupted"
@@ -135,6 +147,38 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     if plan.keep_text:
         tasking.keep_texts(directory / ANSWERS, plan.cases, {k: s.answers for k, s in sides.items()})
     return c
+
+
+def _keeping(plan: Plan, c: Comparison, sides: Mapping[str, _Side], say: Say) -> Say:
+    """``say`` that also keeps what both arms have been asked so far: no ending, however sudden, loses more than the
+    piece that was under way."""
+
+    def told(line: str) -> None:
+        say(line)
+        part = dataclasses.replace(c, texts=[], cases=[])
+        _compare(plan, part, sides)
+        if part.texts or part.cases:
+            c.directory.mkdir(parents=True, exist_ok=True)
+            part.save()
+
+    return told
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: what was measured is kept. A handler that somebody else has set stays theirs."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def load(directory: str | Path) -> Comparison:
@@ -158,6 +202,7 @@ class _Side:
 
     scores: dict[int, forced.Score] = field(default_factory=dict)
     answers: list[Answered] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
 
 def _ask(plan: Plan, c: Comparison, sides: dict[str, _Side], at: tuple[str, Arm, Engine | None], say: Say) -> None:
@@ -171,12 +216,16 @@ def _ask(plan: Plan, c: Comparison, sides: dict[str, _Side], at: tuple[str, Arm,
         except forced.Untold as exc:
             c.why = f"arm {name} does not tell its distributions ({exc})"
         if c.why:
-            say(f"  {c.why}; only tasks are compared" if plan.cases else f"  {c.why}")
-            if not plan.cases:
+            tasks = plan.cases or plan.suites
+            say(f"  {c.why}; only tasks are compared" if tasks else f"  {c.why}")
+            if not tasks:
                 raise ServiceError(f"distributions cannot be compared: {c.why}", "compare tasks: leave out --only")
     if plan.cases:
         how = (plan.at_once, plan.options.workload.timeout_s)
         tasking.asked(target, plan.cases, how, say, sides[name].answers)
+    if plan.suites is not None:
+        keep = c.directory / f"lm-eval-{name.lower()}" if plan.keep_text else None
+        sides[name].samples = tasking.suites_run(target, plan.suites, keep, say)
 
 
 def _score(plan: Plan, c: Comparison, sides: dict[str, _Side], at: tuple[str, preflight.Target], say: Say) -> None:
@@ -208,6 +257,7 @@ def _compare(plan: Plan, c: Comparison, sides: Mapping[str, _Side]) -> None:
             found = agreement.positions(a[i].scored, b[i].scored)
             c.texts.append({"name": g.name, "kind": g.kind, "tokens": a[i].tokens, **found})
     c.cases = tasking.graded(plan.cases, sides["A"].answers, sides["B"].answers)
+    c.cases += tasking.joined(sides["A"].samples, sides["B"].samples)
 
 
 def _each(plan: Plan, one_by_one: bool) -> int:
@@ -237,6 +287,9 @@ def ceiling(plan: Plan) -> str:
     if plan.cases:
         tokens = sum(case.max_tokens for case in plan.cases)
         out.append(f"{len(plan.cases)} tasks (at most {tokens:,} tokens of answers)")
+    if plan.suites:
+        documents = f"{plan.suites.limit} documents each" if plan.suites.limit else "all documents"
+        out.append(f"what lm-eval asks for {', '.join(plan.suites.names)} ({documents})")
     return "each arm is sent " + " and ".join(out)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import numpy as np
 from whywait.analyze import degeneration, quality, tasks
 from whywait.analyze.grade import grade
 from whywait.core import secrets
-from whywait.core.tasks import Answered, Case
+from whywait.core.tasks import Answered, Case, Grader
+from whywait.load import lmeval
 from whywait.load.asking import ask_all
+from whywait.load.lmeval import Sample, Suites
 from whywait.load.preflight import Target
 from whywait.session import Say
 
@@ -42,10 +46,34 @@ def graded(cases: Sequence[Case], a: Sequence[Answered], b: Sequence[Answered]) 
     ]
 
 
+def suites_run(target: Target, suites: Suites, keep: Path | None, say: Say) -> list[Sample]:
+    """lm-eval's samples of one arm; what it writes, texts among it, stays in ``keep`` where there is one."""
+    say(f"  lm-eval: {', '.join(suites.names)}")
+    with contextlib.ExitStack() as stack:
+        return lmeval.run(target, suites, keep or Path(stack.enter_context(tempfile.TemporaryDirectory())))
+
+
+def joined(a: Sequence[Sample], b: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Rows as those of :func:`graded`, of the documents that lm-eval scored on both arms; a category per task."""
+    theirs = {(s.task, s.key): s for s in b if s.score is not None}
+    out = []
+    for x in a:
+        y = theirs.get((x.task, x.key))
+        if x.score is not None and y is not None:
+            case = Case(f"{x.task}/{x.key}", x.task, (("user", ""),), Grader("exact"))
+            sides = {k: _facts(case, s.answered) | {"right": s.score} for k, s in (("a", x), ("b", y))}
+            out.append({"id": case.id, "category": x.task, "group": "", "level": 0, **sides})
+    return out
+
+
 def _side(case: Case, answered: Answered) -> dict[str, Any]:
     found = grade(case, answered)
+    return _facts(case, answered) | {"right": found.right, "why": found.why}
+
+
+def _facts(case: Case, answered: Answered) -> dict[str, Any]:
     facts = {k: getattr(answered, k) for k in SIDE}
-    return {"right": found.right, "why": found.why, **facts, "signs": degeneration.signs(case, answered)}
+    return {"right": None, "why": "", **facts, "signs": _told(degeneration.signs(case, answered))}
 
 
 def judged(rows: Sequence[Mapping[str, Any]], margin: float, seed: int) -> dict[str, Any]:

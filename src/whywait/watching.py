@@ -12,6 +12,7 @@ from typing import Any
 
 from whywait.core.run import Run
 from whywait.errors import InternalError
+from whywait.lab.disagg import OWN
 from whywait.lab.state import Engine
 from whywait.load.preflight import Target
 from whywait.net.clock import Clock
@@ -113,7 +114,7 @@ class Watching:
 
 def _unified(engine: Engine | None) -> bool | None:
     """Whether its slots share one KV space (with a single slot it is all the same); None where nobody told us."""
-    if engine is None or engine.kind != "embedded" or engine.kv_tokens is None:
+    if engine is None or engine.kind not in ("embedded", *OWN) or engine.kv_tokens is None:
         return None
     return engine.kv_tokens == engine.ctx_per_slot
 

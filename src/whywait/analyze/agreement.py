@@ -30,6 +30,7 @@ from whywait.core.scored import Scored
 from whywait.core.table import Array
 
 FLOOR = 1e-6  # probability; engines' single-precision sums miss 1 by about so much or more
+TIE = 1e-4  # relative: probabilities so near to each other are the same
 SEED = 11
 DRAWS = 1000
 Z = 1.959963985
@@ -51,7 +52,8 @@ def positions(a: Scored, b: Scored) -> dict[str, list[float | None]]:
         (ids_a, p), (ids_b, q) = _row(a, i), _row(b, i)
         known = len(p) > 0 and len(q) > 0
         kl, outside = divergence((ids_a, p), (ids_b, q)) if known else (None, None)
-        out["same"].append(float(ids_a[p.argmax()] == ids_b[q.argmax()]) if known else None)
+        out["same"].append(float(_first_in(ids_a[p.argmax()], (ids_b, q)) or _first_in(ids_b[q.argmax()], (ids_a, p)))
+                           if known else None)  # fmt: skip
         out["kl"].append(kl)
         out["outside"].append(outside)
         out["nll_a"].append(_known(-float(a.own[i])))
@@ -217,6 +219,12 @@ def _more(found: Mapping[str, Any], name: str, limit: float) -> str:
     if away <= half / 20:
         return "it lies at the limit itself: hardly any number of texts would decide"
     return f"about {math.ceil(n * (half / away) ** 2):,} texts like these {n} would decide"
+
+
+def _first_in(token: int, other: tuple[Array, Array]) -> bool:
+    """Whether the other finds no token more probable than this one, but for a tie: logits of 16 bits make many."""
+    ids, p = other
+    return bool((p[ids == token] >= p.max() * (1 - TIE)).any())
 
 
 def _row(s: Scored, i: int) -> tuple[Array, Array]:

@@ -70,6 +70,7 @@ METRICS: dict[str, Metric] = {
     "preemptions": Metric("preemptions", "times", LOWER, DIFFERENCE),
     "kv_use": Metric("KV space in use, mean", "share", NEITHER, DIFFERENCE),
     "kv_use_max": Metric("KV space in use, peak", "share", NEITHER, DIFFERENCE),
+    "kv_tokens": Metric("KV space", "tokens", HIGHER),
     "cached_share": Metric("prompt tokens cached", "share", NEITHER, DIFFERENCE),
     "model_bytes": Metric("weights", "bytes", LOWER),
     "acceptance": Metric("drafts accepted", "share", NEITHER, DIFFERENCE),
@@ -80,16 +81,16 @@ METRICS: dict[str, Metric] = {
     "handover_ms.mean": Metric("hand-over, mean", "ms", LOWER),
     "handover_bytes": Metric("KV per hand-over", "bytes", NEITHER),
     "handover_mb_s": Metric("rate of hand-overs", "MB/s", HIGHER),
-    "handover_save_ms": Metric("of it: written out", "ms", LOWER),
-    "handover_link_ms": Metric("of it: on the link", "ms", LOWER),
-    "handover_wait_ms": Metric("of it: for a place", "ms", LOWER),
-    "handover_restore_ms": Metric("of it: read in", "ms", LOWER),
-    "handover_blocked_ms": Metric("engine blocked by it", "ms", LOWER),
-    "restore_stall_ms": Metric("stall of streams beside it", "ms", LOWER, DIFFERENCE),
+    "handover_save_ms": Metric("hand-over: written out", "ms", LOWER),
+    "handover_link_ms": Metric("hand-over: on the link", "ms", LOWER),
+    "handover_wait_ms": Metric("hand-over: for a place", "ms", LOWER),
+    "handover_restore_ms": Metric("hand-over: read in", "ms", LOWER),
+    "handover_blocked_ms": Metric("hand-over: engine blocked", "ms", LOWER),
+    "restore_stall_ms": Metric("hand-over: stall beside it", "ms", LOWER, DIFFERENCE),
     "energy_j_per_request": Metric("energy per request", "J", LOWER),
     "energy_j_per_token": Metric("energy per output token", "J", LOWER),
 }
-PHASE, CAUSE, DEVICE = "phases.", "causes.", "occupancy."
+PHASE, CAUSE, DEVICE, UNTOLD = "phases.", "causes.", "occupancy.", "untold."
 CLASS = "classes."
 #: Of each class of a mixed workload, as ``classes.CLASS.FIGURE``.
 OF_CLASS = ("goodput_share", "ttft_ms.p50", "ttft_ms.mean", "tpot_ms.p50", "tpot_ms.mean", "e2e_ms.p50", "e2e_ms.mean")
@@ -98,9 +99,9 @@ OF_CLASS = ("goodput_share", "ttft_ms.p50", "ttft_ms.mean", "tpot_ms.p50", "tpot
 @dataclass(frozen=True)
 class Effect:
     """What B does to one figure. ``a`` and ``b`` are means over the rounds of ``n`` pairs (geometric ones where
-    ``scale`` is ratio; of what only one arm has, its plain mean with ``n`` 0); ``higher`` counts the pairs in which B
-    was above A. ``deltas`` are ln(B / A) or B − A, one per
-    pair, and ``floor`` is the least spread of theirs that can be told from none."""
+    ``scale`` is ratio); ``higher`` counts the pairs in which B was above A. ``deltas`` are ln(B / A) or B − A, one per
+    pair, and ``floor`` is the least spread of theirs that can be told from none. Where no pair knows a figure in both
+    arms (drafts accepted, of an arm that drafts none) ``n`` is 0 and the means are of the rounds that know it."""
 
     name: str
     metric: Metric
@@ -114,6 +115,7 @@ class Effect:
     scale: str
     floor: float
     note: str = ""
+    plain: tuple[float | None, float | None] = (None, None)  # arithmetic means: these add up over parts, a and b do not
 
     @property
     def interval(self) -> Estimate:
@@ -139,7 +141,7 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     own = {
         "ttft_ms.spread": _spread(point["ttft_ms"]),
         "energy_j_per_token": _energy_per_token(run, point),
-        "model_bytes": run.manifest.engine.get("model_bytes"),
+        **{k: run.manifest.engine.get(k) for k in ("model_bytes", "kv_tokens")},
         "step_ms": _step_ms(point),
         **_load_figures(run, point),
         **handovers(run, int(point["point"])),
@@ -149,8 +151,8 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
         found = point["phases"].get(p) or {}
         out[PHASE + p] = found.get("ms")
         for cause, share in (found.get("causes") or {}).items():
-            if found["ms"] is not None and cause != "unknown":
-                out[f"{CAUSE}{p}.{cause}"] = found["ms"] * share
+            if found["ms"] is not None:
+                out[UNTOLD + p if cause == "unknown" else f"{CAUSE}{p}.{cause}"] = found["ms"] * share
     shares = point["occupancy"].get("shares") or {}
     out.update({DEVICE + c: shares.get(c) for c in CATEGORIES})
     classes = point.get("classes") or {}
@@ -211,9 +213,10 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     a, b = (np.array([p[i] for p in both], dtype=np.float64) for i in (0, 1))
     nothing = Estimate(None, None, None, len(both))
     if not both:
-        return Effect(
-            name, metric, *_one_sided(name, pairs), 0, nothing, nothing, 0, (), metric.scale, 0.0, "not known"
-        )
+        seen = [[x for p in pairs if (x := _value(p[i], name)) is not None] for i in (0, 1)]
+        mean_a, mean_b = (float(np.mean(x)) if x else None for x in seen)
+        note = "known in one arm only" if any(seen) else "not known"
+        return Effect(name, metric, mean_a, mean_b, 0, nothing, nothing, 0, (), metric.scale, 0.0, note)
     positive = bool((a > 0).all() and (b > 0).all())
     logs = np.log(b / a) if positive else np.zeros(0)
     scale = RATIO if metric.scale == RATIO and positive else DIFFERENCE
@@ -225,14 +228,8 @@ def effect(name: str, pairs: Sequence[tuple[Figures, Figures]], seed: int = 1) -
     return Effect(
         name, metric, usual[0], usual[1], len(both), ratio, _interval(b - a, size, rng), int((b > a).sum()),
         tuple(deltas.tolist()), scale, RESOLUTION if scale == RATIO else size, _note(len(both)),
+        (float(a.mean()), float(b.mean())),
     )  # fmt: skip
-
-
-def _one_sided(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[float | None, float | None]:
-    """Means over the rounds of each arm by itself: of what only one of them has."""
-    found = [[v for pair in pairs if (v := _value(pair[i], name)) is not None] for i in (0, 1)]
-    a, b = (float(np.mean(x)) if x else None for x in found)
-    return a, b
 
 
 def _interval(d: Array, floor: float, rng: np.random.Generator | None = None) -> Estimate:
@@ -265,7 +262,10 @@ def _note(n: int) -> str:
 def _value(f: Figures, name: str) -> float | None:
     if name in f or not name.startswith(CAUSE):
         return f.get(name)
-    return None if f.get(PHASE + name.split(".")[1]) is None else 0.0
+    phase = name.split(".")[1]
+    whole = f.get(PHASE + phase)
+    # Of a phase that is mostly not told apart, a cause that is not named may have taken any part.
+    return None if whole is None or (f.get(UNTOLD + phase) or 0.0) > whole / 2 else 0.0
 
 
 def _group(name: str) -> int:

@@ -24,6 +24,7 @@ from whywait.core.tasks import Answered, Case
 PERIODS = 64  # words: longer repeats are not looked for
 MOST_WORDS = 20_000  # of one answer, from its end: it is there that one degenerates
 LEAST_WORDS, LEAST_TIMES, LEAST_SHARE = 12, 3, 0.3  # of a loop: so many words, said so often, of so much of the answer
+LEAST_PAIRS = 6  # below, no test of pairs reaches 5 %
 COMPRESSED = 200  # characters from which compression says something
 LETTERS = 8  # from which the script of an answer is told
 
@@ -121,7 +122,7 @@ FIGURES: Final = {
 def signs(case: Case, answered: Answered) -> dict[str, float | None]:
     """Every sign and figure of an answer; None where the request failed or the sign cannot be told."""
     out: dict[str, float | None] = dict.fromkeys((*SIGNS, *FIGURES))
-    if not answered.ok:
+    if not answered.ok or not answered.generated:
         return out
     text, thinking = answered.text, answered.thinking
     whole = f"{thinking}\n{text}" if thinking else text
@@ -144,7 +145,8 @@ def signs(case: Case, answered: Answered) -> dict[str, float | None]:
 def compared(rows: Sequence[Mapping[str, Any]], seed: int = 1) -> list[Paired]:
     """Every sign and figure that both arms tell, paired over cases; not yet adjusted.
 
-    A sign that no answer of either arm differs in is told, and asks nothing: it takes no share of the error.
+    A sign in which the arms never differ, or that too few answers tell to find anything, asks nothing: it takes no
+    share of the error.
 
     Args:
         rows: a case each: ``group``, and ``a`` and ``b`` with the ``signs`` of their answers.
@@ -155,7 +157,8 @@ def compared(rows: Sequence[Mapping[str, Any]], seed: int = 1) -> list[Paired]:
         a, b = (np.array([_number(r[k]["signs"].get(name)) for r in rows], dtype=np.float64) for k in ("a", "b"))
         found = paired(title, a, b, groups, rule=Rule(math.nan, 0.95, name in SIGNS), seed=seed)
         if found.n:
-            out.append(found if found.worse or found.better else replace(found, p=None))
+            silent = found.n < LEAST_PAIRS or not (found.worse or found.better)
+            out.append(replace(found, p=None) if silent else found)
     return out
 
 

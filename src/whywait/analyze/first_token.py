@@ -137,9 +137,13 @@ def _held(run: Run, line: Line) -> Array:
 
 
 def _moved(run: Run, rest: Array) -> Array:
-    """The hand-over between engines, where it lies before the first token (int64 ns): if the wait has room for it."""
-    took = _ns(run.requests["engine_handover_ms"] * NS_PER_MS)
-    return np.where(took <= 2 * rest, np.minimum(took, rest), 0)
+    """The hand-over between engines, where it lies before the first token (int64 ns): if the service's own time to
+    first token has room for it beside queue and prefill; else, if that is not told, the wait (``rest`` of it)."""
+    req = run.requests
+    took = _ns(req["engine_handover_ms"] * NS_PER_MS)
+    own = _ns((req["engine_ttft_ms"] - np.nan_to_num(req["engine_queue_ms"]) - req["engine_prefill_ms"]) * NS_PER_MS)
+    room = np.where(np.isnan(req["engine_ttft_ms"]), rest, own)
+    return np.where(took <= 2 * room, np.minimum(took, rest), 0)
 
 
 def _frontend(run: Run, at_engine: Array, left: Array, staged: Array) -> tuple[Array, Array]:

@@ -18,6 +18,8 @@ from whywait.analyze.grade_checks import failed_check
 from whywait.core.tasks import Answered, Case, Grader
 from whywait.errors import MissingExtra
 
+LINE: Final = 2000  # characters of a final answer, at most
+MARKERS: Final = 50  # of a final answer that are tried, from the last
 LETTERS: Final = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 #: Languages that write 1.234,5 for one thousand two hundred and thirty-four and a half.
 COMMA: Final = frozenset(
@@ -27,8 +29,8 @@ COMMA: Final = frozenset(
 _MARK = re.compile(
     r"(?:final\s+answer|correct\s+(?:answer|option|choice)|answer|solution|result|antwort|lösung|ergebnis|respuesta|"
     r"resultado|réponse|résultat|risposta|risultato|resposta|antwoord|odpowiedź|ответ|результат|الجواب|الإجابة|उत्तर|"
-    r"답|정답)\s*(?:\**\s*(?:is|ist|es|est|è|é|:|：|=|—)\s*)+\**\s*[:：]?"
-    r"|(?:答案|答え|答|最终答案)\s*(?:是|は)?\s*[:：是は]?",
+    r"답|정답)\s{0,9}(?:\**\s{0,9}(?:is|ist|es|est|è|é|:|：|=|—)\s{0,9})+\**\s{0,9}[:：]?"
+    r"|(?:答案|答え|答|最终答案)\s{0,9}(?:是|は)?\s{0,9}[:：是は]?",
     re.I,
 )
 _HASHES = re.compile(r"####\s*")
@@ -113,9 +115,9 @@ def final_answer(text: str) -> str | None:
     found += [(m.start(), m.end()) for m in _HASHES.finditer(text)]
     boxes = list(_BOXED.finditer(text))
     last_box = boxes[-1].start() if boxes else -1
-    for _, end in sorted(found, reverse=True):
+    for _, end in sorted(found, reverse=True)[:MARKERS]:
         if end > last_box or (found and "\\boxed" in text[end : end + 60].partition("\n")[0]):
-            rest = text[end:].lstrip(" \t*")
+            rest = text[end : end + LINE].lstrip(" \t*")
             line = rest.lstrip("\n").partition("\n")[0].strip()
             if line.strip(_EDGES):
                 return _unboxed(line)

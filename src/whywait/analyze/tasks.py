@@ -1,4 +1,4 @@
-"""What the rows of a comparison of tasks say besides its figures: by difficulty, which cases changed sides, and how much
+"""What the rows of a comparison of tasks say besides its figures: by difficulty, which cases changed sides, how much
 it can show. A row is a case: ``id, category, group, level`` and ``a``, ``b`` with ``right, why, outcome``.
 """
 

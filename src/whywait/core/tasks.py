@@ -54,8 +54,9 @@ class Case:
 @dataclass(frozen=True)
 class Answered:
     """What came back for a case. ``text`` is the answer without the thinking; an outcome other than ``ok`` stays in
-    every denominator. ``unclosed``: a thought was begun and never ended. Tokens None: not said; ``took_ns`` from
-    sending to the end."""
+    every denominator. ``unclosed``: a thought was begun and never ended. ``generated`` is false where only
+    likelihoods were compared: there is no text to look at. Tokens None: not said; ``took_ns`` from sending to the
+    end."""
 
     case: str
     text: str = ""
@@ -67,6 +68,7 @@ class Answered:
     reasoning_tokens: int | None = None
     took_ns: int | None = None
     unclosed: bool = False
+    generated: bool = True
 
     @property
     def ok(self) -> bool:

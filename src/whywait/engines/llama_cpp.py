@@ -86,7 +86,8 @@ TABLE = EngineTable(
         "timings.predicted_n": "output_tokens",
         "timings.draft_n": "draft_tokens",  # both only where any was proposed
         "timings.draft_n_accepted": "accepted_tokens",
-        "timings.split_queue_ms": "engine_queue_ms",  # these three are the front's
+        "timings.split_queue_ms": "engine_queue_ms",  # these four are the front's
+        "timings.split_ttft_ms": "engine_ttft_ms",
         "timings.handover_ms": "engine_handover_ms",
         "timings.handover_bytes": "handover_bytes",
     },

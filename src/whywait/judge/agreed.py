@@ -28,18 +28,26 @@ def headline(claims: Sequence[Mapping[str, Any]], same: bool) -> str:
     """In one sentence: worse, not worse, or not known."""
     if not claims:
         return "Nothing could be compared"
-    fails = [c["claim"] for c in claims if c["state"] == "fails"]
-    open_ = [c["claim"] for c in claims if c["state"] == "undecided"]
+    fails = [in_short(c) for c in claims if c["state"] == "fails"]
+    open_ = [in_short(c) for c in claims if c["state"] == "undecided"]
+    held = [in_short(c) for c in claims if c["state"] == "holds"]
     if fails:
-        return (
-            "A against itself is found worse, which is false: " if same else "B is worse than allowed; not so: "
-        ) + ("; ".join(fails))
+        begin = "A against itself is found worse, which is false" if same else "B is worse than allowed"
+        return f"{begin}: {', '.join(fails)}"
     if open_:
-        held = len(claims) - len(open_)
-        return f"Undecided: {'; '.join(open_)}" + (f" ({held} other claims hold)" if held else "")
-    return (
-        "A against itself: nothing is found, as it should be" if same else "B is not worse than allowed, in all claims"
-    )
+        return f"Undecided: {', '.join(open_)}" + (f"; within bounds: {', '.join(held)}" if held else "")
+    begin = "A against itself: nothing is found, as it should be" if same else "B is not worse than allowed"
+    return f"{begin}: {', '.join(held)}"
+
+
+def in_short(c: Mapping[str, Any]) -> str:
+    """The figure of a claim in a few words."""
+    value = c["value"]
+    if c["figure"] == "perplexity_ratio":
+        return "perplexity" if value is None else f"perplexity ×{value:.3g}"
+    if c["figure"] == "top1":
+        return "first choice" if value is None else f"same first choice in {value:.0%}"
+    return "accuracy" if value is None else f"accuracy {100 * value:+.1f} points".replace("-", "−")
 
 
 def doubts(found: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], same: bool) -> list[dict[str, str]]:

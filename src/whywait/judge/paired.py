@@ -309,9 +309,9 @@ def waits(effects: Mapping[str, Effect], promise: str = "") -> list[dict[str, An
         value, low, high = (e.ratio if e.scale == RATIO else e.difference)[:3]
         out.append({
             "name": name, "title": e.metric.title, "account": "device" if name.startswith(DEVICE) else "request",
-            "a": e.a, "b": e.b, "difference": e.difference.value, "value": value, "low": low, "high": high,
-            "unit": e.metric.unit, "scale": e.scale, "way": WAYS[e.moved] if e.moved else "open",
-            "promised": name == target,
+            "a": e.plain[0], "b": e.plain[1], "difference": e.difference.value,
+            "value": value, "low": low, "high": high, "unit": e.metric.unit, "scale": e.scale,
+            "way": WAYS[e.moved] if e.moved else "open", "promised": name == target,
         })  # fmt: skip
     return sorted(out, key=lambda w: (w["account"] == "device", -abs(w["difference"])))
 

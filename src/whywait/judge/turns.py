@@ -31,7 +31,7 @@ def axis(loads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
     Of several points at one target only the first is on it; it has no label, or the earlier one.
     """
-    if not loads or loads[0]["mode"] not in AXES:
+    if not loads or loads[0].get("mode") not in AXES:
         return []
     found: dict[float, Mapping[str, Any]] = {}
     for x in loads:

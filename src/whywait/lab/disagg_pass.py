@@ -195,6 +195,7 @@ class Passage:
             return
         now, before = monotonic_ns(), self._last_ns
         self._last_ns = now
+        self._at.setdefault("first", now)
         if before:
             self._desk.counts.gap((now - before) / NS_PER_S, self.touched)
         self.touched = False
@@ -219,6 +220,8 @@ class Passage:
             timings.pop("prompt_per_token_ms", None)
             timings.pop("prompt_per_second", None)
             timings["split_queue_ms"] = self._took("arrived", "prefill") * 1e3
+            if "first" in self._at:
+                timings["split_ttft_ms"] = self._took("arrived", "first") * 1e3
             timings["handover_ms"] = self._took("prefilled", "restored") * 1e3
             timings["handover_bytes"] = self._size
         if isinstance(usage, dict) and "cache_n" in said and isinstance(usage.get("prompt_tokens_details"), dict):

@@ -8,10 +8,11 @@ from whywait.core.lengths import Lengths
 from whywait.core.workload import RequestClass, Workload
 from whywait.lab.technique import Point, Show, Technique
 
-#: Answers in progress beside long prompts: each long prompt holds up whoever decodes in the same engine.
+#: Answers in progress beside long prompts: each long prompt holds up whoever decodes in the same engine. Long enough
+#: answers that one engine of the two is not short of prompts' work while the other drowns in it.
 _MIX: Final = (
-    RequestClass("chat", 0.75, Lengths("fixed", 24), Lengths("fixed", 40)),
-    RequestClass("long prompt", 0.25, Lengths("fixed", 256), Lengths("fixed", 8)),
+    RequestClass("chat", 0.8, Lengths("fixed", 24), Lengths("fixed", 64)),
+    RequestClass("long prompt", 0.2, Lengths("fixed", 256), Lengths("fixed", 8)),
 )
 
 TECHNIQUES: Final[dict[str, Technique]] = {

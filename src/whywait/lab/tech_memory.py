@@ -50,7 +50,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         a={**_KEPT, "cache_ram_mib": 0},
         b={**_KEPT, "cache_ram_mib": 256},
         workload=_set(8),
-        points=(Point(2, 20), Point(2, 8, SMALL, workload=_set(2)), Point(2, 10, MIDDLE, workload=_set(4))),
+        points=(Point(2, 20), Point(2, 12, SMALL, workload=_set(2)), Point(2, 10, MIDDLE, workload=_set(4))),
         promise="prefix-cache thrash",
         shows=(
             Show("cached_share", True),

@@ -39,7 +39,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {
         workload=_DEEP,
         points=(Point(1, 4),),
         promise="KV-read-bound decode",
-        shows=(Show("memory_bytes", False), Show("tpot_ms.mean", False)),
+        shows=(Show("memory_bytes", False), Show("tpot_ms.mean", False), Show("ttft_ms.mean", True, price=True)),
         cost="answers change; converting on write and read, which on a CPU may take more than the reads it saves",
         flags={
             "vllm": ("", "--kv-cache-dtype fp8"),

@@ -19,6 +19,7 @@ EXACT_S, EXACT_CALLS = 2.0, 4000  # before a point no longer and no more than th
 EXACT_CALLS_ELSEWHERE = 200  # on a service that is not on this machine
 MOST_UNKNOWN = 3  # prompts in a row that nobody could count
 TRIMS = 5  # tries to meet a count by cutting characters
+SHORT = 60  # units of the longest probe, where longer ones are refused
 PROBE = 10_000_000  # numbers of calibrating prompts, far from those of requests
 
 
@@ -46,10 +47,25 @@ def calibrate(target: Target, workload: Workload, prompter: Prompter) -> tuple[P
 
 def _probe(target: Target, workload: Workload, prompter: Prompter, language: str) -> tuple[Seen, str]:
     """(Units, tokens) of the probes that went well, and why one did not."""
+    refused, usual = "", _usual(workload, prompter, language)
+    # A tokenizer that needs many tokens per word makes the first guess too long for the context: then short ones tell.
+    for longest in dict.fromkeys((usual, min(usual, SHORT))):
+        seen, why = _probe_of(target, workload, prompter, (language, longest))
+        refused = refused or why
+        if len(seen) == 6 or not why:
+            break
+    return seen, refused
+
+
+def _usual(workload: Workload, prompter: Prompter, language: str) -> int:
+    lengths = [c.prompt_tokens.a for c in workload.classes if language in c.language]
+    return max(24, min(2000, round(sum(lengths) / len(lengths) / prompter.fit(language).per_unit)))
+
+
+def _probe_of(target: Target, workload: Workload, prompter: Prompter, at: tuple[str, int]) -> tuple[Seen, str]:
+    language, usual = at
     seen: Seen = []
     refused = ""
-    lengths = [c.prompt_tokens.a for c in workload.classes if language in c.language]
-    usual = max(24, min(2000, round(sum(lengths) / len(lengths) / prompter.fit(language).per_unit)))
     for n in (usual // 2, usual // 2 + 1, usual, usual + 1, usual + 2, usual + 3):
         facts = _asked(target, workload, [Message("user", prompter.turn(PROBE + n, 0, n, language))])
         if facts.get("prompt_tokens"):

@@ -209,7 +209,7 @@ def made(name: str, draw: tuple[int, int], context: int, span: tuple[int, int] |
 
     Args:
         draw: seed, how many. Same seed, same cases; the first ones of many are those of few.
-        context: tokens a request may have: longer needles are left out.
+        context: tokens a request may have: longer needles are left out, unless ``span`` asks for them.
         span: only levels from … to.
 
     Raises:
@@ -224,7 +224,7 @@ def made(name: str, draw: tuple[int, int], context: int, span: tuple[int, int] |
                 f"{name} has no level in {span[0]}-{span[1]}", f"its levels: {', '.join(map(str, levels))}"
             )
         levels = kept
-    if name == "needle":
+    elif name == "needle":
         levels = [w for w in levels if w * WORDS_TO_TOKENS + 120 <= context] or [levels[0]]
     out = []
     for i in range(n):

@@ -16,11 +16,13 @@ Each engine has its own way, and which one was used is said (``Way.says``):
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +38,7 @@ FIRST = 8  # tokens at the start of a text that are only context: there every mo
 BIAS = 100.0  # on the true token's logit: more than any difference between two
 LONGER = 1000  # tokens of the list in which a true token is looked for that cannot be biased to
 FEWER = (20, 5, 1)  # lists that services allow when they refuse longer ones
+PATIENCE_S = 5.0
 WIDTH = 4  # requests at once where the engine does not say how many it works on
 _TRIAL = "The quick brown fox jumps over the lazy dog."
 
@@ -119,27 +122,36 @@ def score(
         ServiceError: a request failed. Untold: an answer has not what the first one had.
     """
     stop = threading.Event()
+    todo, done = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, Score | Exception | None]]()
+    for i in range(len(texts)):
+        todo.put(i)
+
+    def work(slot: int) -> None:
+        with contextlib.suppress(queue.Empty):
+            while not stop.is_set():
+                i = todo.get_nowait()
+                try:
+                    done.put((i, _score(target, way, texts[i].text, (each, context, slot), stop)))
+                except Exception as exc:
+                    done.put((i, exc))
+
+    # Threads of our own, that no exit waits for; and this queue, whose get a signal may interrupt at any point.
     width = min(way.slots or WIDTH, 16, max(len(texts), 1))
-    free = list(range(width))
-
-    def work(i: int, slot: int) -> tuple[int, int, Score | None]:
-        return i, slot, _score(target, way, texts[i].text, (each, context, slot), stop)
-
-    pool = ThreadPoolExecutor(width, thread_name_prefix="score")
-    left, running = list(range(len(texts)))[::-1], set[Future[tuple[int, int, Score | None]]]()
+    threads = [threading.Thread(target=work, args=(slot,), daemon=True) for slot in range(width)]
+    for thread in threads:
+        thread.start()
     try:
-        while left or running:
-            while left and free:
-                running.add(pool.submit(work, left.pop(), free.pop()))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                i, slot, found = future.result()
-                free.append(slot)
-                if found is not None:
-                    yield i, found
+        for _ in texts:
+            i, found = done.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is not None:
+                yield i, found
     finally:
         stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        until = time.monotonic() + PATIENCE_S  # for requests that are under way; a service that hangs does not hold us
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def places(tokens: int, each: int) -> list[int]:

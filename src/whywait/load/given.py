@@ -43,7 +43,7 @@ def texts_of(paths: Sequence[str], context: int, most: int) -> list[Given]:
         UsageError: a file cannot be read, or holds no text long enough to be scored.
     """
     if not paths:
-        return built_in()[:most]
+        return _evenly(built_in(), most)
     out: list[Given] = []
     for path in paths:
         found = [g for g in _read(Path(path), context) if len(g.text) >= LEAST_CHARS]
@@ -52,8 +52,12 @@ def texts_of(paths: Sequence[str], context: int, most: int) -> list[Given]:
         out += found
     if len({g.name for g in out}) < len(out):
         raise UsageError("--text: two files of one name", "give each file once")
-    step = max(1.0, len(out) / most)
-    return [out[int(i * step)] for i in range(min(len(out), most))]
+    return _evenly(out, most)
+
+
+def _evenly(texts: list[Given], most: int) -> list[Given]:
+    step = max(1.0, len(texts) / most)
+    return [texts[int(i * step)] for i in range(min(len(texts), most))]
 
 
 def _read(path: Path, context: int) -> list[Given]:

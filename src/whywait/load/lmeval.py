@@ -1,8 +1,8 @@
 """Standard suites by lm-eval (EleutherAI's evaluation harness; the extra ``lm-eval``, or ``lm_eval`` on the PATH).
 
 It is run as a program of its own, once per arm, against the arm's URL, and its log of samples is read back: a score per
-document, so that both arms are compared in pairs like any other task. What it cannot be told (own certificates, proxies,
-Unix sockets, headers) is said before it is started. Data sets come from where lm-eval gets them.
+document, so that both arms are compared in pairs like any other task. What it cannot be told (proxies, Unix sockets,
+headers) is said before it is started. Data sets come from where lm-eval gets them.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ def arguments(target: Target, suites: Suites, out: Path) -> list[str]:
         UsageError: the arm is one that lm-eval cannot reach.
     """
     endpoint = target.endpoint
-    what = ("a Unix socket" if endpoint.unix else "a proxy" if endpoint.proxy else "own headers" if endpoint.reach.headers
-            else "the responses dialect" if endpoint.dialect == "responses" else "")  # fmt: skip
+    reasons = {"a Unix socket": endpoint.unix, "a proxy": endpoint.proxy, "own headers": endpoint.reach.headers,
+               "the responses dialect": endpoint.dialect == "responses"}  # fmt: skip
+    what = next((name for name, there in reasons.items() if there), "")
     if what:
         raise UsageError(f"lm-eval cannot be told of {what}", "leave --suite out, or give a plain http(s):// URL")
     chat = endpoint.dialect == "chat"
@@ -190,9 +191,7 @@ def read(out: Path) -> Iterator[Sample]:
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
             yield from _samples(task, rows)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as exc:
-            raise ServiceError(
-                f"{path} is not a log of samples of lm-eval: {exc!r}", "which version wrote it?"
-            ) from None
+            raise ServiceError(f"{path} is no log of samples of lm-eval: {exc!r}", "which version wrote it?") from None
 
 
 def _samples(task: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
@@ -206,19 +205,15 @@ def _samples(task: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         score = float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
         key = f"{row.get('doc_hash') or ''}/{row['doc_id']}"
         text = _text(row.get("resps"))
-        thinking, answer, unclosed = split_thinking(text)
+        thinking, answer, unclosed = split_thinking(text or "")
         yield Sample(task, key, score, metric,
-                     Answered(f"{task}-{row['doc_id']}", answer, thinking, "ok", unclosed=unclosed))  # fmt: skip
+                     Answered(f"{task}-{row['doc_id']}", answer, thinking, "ok", unclosed=unclosed,
+                              generated=isinstance(text, str)))  # fmt: skip
 
 
-def _text(resps: Any) -> str:
-    """The first generated text; '' of a task that only compares likelihoods."""
-    while isinstance(resps, list) and resps:
-        resps = resps[0]
-    return resps if isinstance(resps, str) else ""
-
-
-def pairs(a: Sequence[Sample], b: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
-    """The documents that both arms did and have a score of, in A's order."""
-    of_b = {(s.task, s.key): s for s in b if s.score is not None}
-    return [(s, of_b[s.task, s.key]) for s in a if s.score is not None and (s.task, s.key) in of_b]
+def _text(resps: Any) -> str | None:
+    """The first generated text; None of a task that only compares likelihoods."""
+    for _ in range(2):  # a list by request of lists by repeat
+        if isinstance(resps, list) and len(resps) > 0:
+            resps = resps[0]
+    return resps if isinstance(resps, str) else None

@@ -34,7 +34,7 @@ def nats(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    return "–" if value is None else f"×{value:.4f}"
+    return "–" if value is None else f"×{value:.4f}" if value < 10 else f"×{value:,.0f}"
 
 
 #: How the figure of a claim is written.
@@ -73,7 +73,7 @@ def kind_rows(kinds: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [
         [kind, str(f["texts"]), str(f["positions"]), percent(f["top1"]), nats(f["kl_mean"]), plain(f["perplexity_a"]),
          plain(f["perplexity_b"]), ratio(f["perplexity_ratio"]),
-         between(f["perplexity_ratio_low"], f["perplexity_ratio_high"], lambda v: "–" if v is None else f"×{v:.2f}")]
+         between(f["perplexity_ratio_low"], f["perplexity_ratio_high"], lambda v: "–" if v is None else f"×{v:.3g}")]
         for kind, f in kinds.items()
     ]  # fmt: skip
 
@@ -84,17 +84,20 @@ def task_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     for r in rows:
         name = r["name"].partition(": ")[2] or "all"
         out.append([name, str(r["n"]), percent(r["a"]), percent(r["b"]), points(r["drop"]),
-                    between(r["low"], r["high"], points), f"{r['worse']} / {r['better']}", r["state"], _p(r)])  # fmt: skip
+                    between(r["low"], r["high"], points), f"{r['worse']} / {r['better']}", r["state"],
+                    _p(r)])  # fmt: skip
     return out
 
 
 def sign_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A row of SIGN_HEAD per sign; the length of answers as a geometric mean and a ratio."""
     out = []
+    show: Callable[[float | None], str]
+    moved: Callable[[float | None], str]
     for r in rows:
-        show, moved, name = percent, points, r["name"]
+        name, show, moved = str(r["name"]), percent, points
         if name == FIGURES["length"]:
-            show, moved, name = _tokens, _times, "length of the answers, tokens"
+            name, show, moved = "length of the answers, tokens", _tokens, _times
         out.append([name, str(r["n"]), show(r["a"]), show(r["b"]), moved(r["drop"]),
                     between(r["low"], r["high"], moved), _p(r)])  # fmt: skip
     return out
@@ -105,7 +108,10 @@ def ways(result: Mapping[str, Any]) -> list[str]:
     found = result["agreement"]
     if found["why"]:
         return [f"no agreement of distributions: {found['why']}"]
-    return [f"{arm}: {says}" for arm, says in found["ways"].items()]
+    told = found["ways"]
+    if len(told) > 1 and len(set(told.values())) == 1:
+        return [f"distributions of both by {next(iter(told.values()))}"]
+    return [f"distributions of {arm} by {says}" for arm, says in told.items()]
 
 
 def print_quality(result: Mapping[str, Any], directory: str, out: Console | None = None) -> None:

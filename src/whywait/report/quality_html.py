@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whywait.report import quality as rows
-from whywait.report import svg
-from whywait.report.html import HEAD, STATES
+from whywait.report.html import STATES
+from whywait.report.page import page
 from whywait.report.svg import Html, Plot, cat, clip, figure, flat, table, tag
 
 LOOKS = {"holds": "fails", "fails": "holds", "undecided": "undecided"}  # the report's alarm is a cause that holds
@@ -19,7 +19,7 @@ LEAST_KL = 1e-6  # nats; below it the chart has one bar
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The page of ``qualifying.Comparison.result()``."""
+    """The page of ``qualifying.Comparison.result``."""
     parts = [("claims", "Claims", tag("div", cat(map(_card, result["claims"])), class_="grid two"))]
     found, tasks = result["agreement"], result["tasks"]
     if found["figures"]:
@@ -36,24 +36,7 @@ def render(result: Mapping[str, Any]) -> str:
         ("doubts", "Doubts", notes + _doubts(result)),
         ("repeat", "To repeat it", table(["fact", "value"], flat("plan", dict(result["plan"])), "The plan", "text")),
     ]
-    return _page(result, parts)
-
-
-def _page(result: Mapping[str, Any], parts: Sequence[tuple[str, str, Html]]) -> str:
-    title = str(result["headline"])
-    links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
-    top = [tag("p", "whywait comparison of answers", class_="brand")]
-    if result["partial"]:
-        why = clip(str(result["partial_reason"]).splitlines()[0], 300)
-        top.append(tag("p", tag("strong", "PARTIAL") + f": {why}. What both arms were asked is here.", class_="banner"))
-    arms = " · ".join(f"{k.upper()}: {clip(result['plan'][k], 160)}" for k in ("a", "b"))
-    top += [tag("h1", title, class_="long" if len(title) > 110 else None), tag("p", arms, class_="meta")]
-    header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
-    main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
-    foot = tag("footer", f"whywait {result['whywait_version']}", class_="note")
-    page = HEAD + tag("title", f"whywait: {clip(title, 120)}") + Html(f"<style>{svg.STYLE}</style>")
-    return (f'<!doctype html>\n<html lang="en"><head>{page}</head>\n'
-            f"<body>{cat([svg.PATTERNS, header, main, foot])}</body></html>\n")  # fmt: skip
+    return page(result, parts, "whywait comparison of answers", "What both arms were asked is here.")
 
 
 def _card(c: Mapping[str, Any]) -> Html:

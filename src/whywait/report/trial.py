@@ -31,7 +31,7 @@ def amount(value: float | None, unit: str) -> str:
 
 
 def told(result: Mapping[str, Any], load: str) -> dict[str, Any]:
-    """The effects at a load that are worth a row: known, no waits, and goodput only where an SLO asks for it."""
+    """The effects at a load that are worth a row: known in an arm, no waits, goodput only where an SLO asks for it."""
     plan = result["plan"]
     asked = bool(plan["slo"]) or any(c.get("slo") for c in plan["workload"].get("classes") or ())
     left = SHARES if asked else (*SHARES, *NEED_SLO)
@@ -154,7 +154,9 @@ def draft_cost(result: Mapping[str, Any]) -> list[str]:
     """What a step costs more where only B speculates: proposing and checking together, a difference of the arms' steps
     and so derived. Of each load of one request in flight: beside others a step holds their work too."""
     out = []
-    for load in (x["label"] or "" for x in result["plan"]["loads"] if x["mode"] == "concurrency" and x["target"] == 1):
+    for load in (
+        x["label"] or "" for x in result["plan"]["loads"] if x.get("mode") == "concurrency" and x.get("target") == 1
+    ):
         e, drafted = (result["effects"].get(load, {}).get(k) for k in ("step_ms", "draft_tokens_per_request"))
         if not e or not e["n"] or not drafted or drafted["a"] or not drafted["b"] or e["difference"][0] is None:
             continue

@@ -8,8 +8,8 @@ from typing import Any
 
 from whywait.analyze.compare import RATIO
 from whywait.judge.paired import said
-from whywait.report import svg
-from whywait.report.html import HEAD, STATES
+from whywait.report.html import STATES
+from whywait.report.page import page
 from whywait.report.svg import Html, Plot, cat, clip, figure, flat, table, tag
 from whywait.report.trial import (
     EFFECT_HEAD,
@@ -52,20 +52,7 @@ def render(result: Mapping[str, Any]) -> str:
         ("doubts", "Doubts", cat(tag("p", line, class_="note") for line in notes(result)) + _doubts(result)),
         ("repeat", "To repeat it", table(["fact", "value"], flat("plan", dict(result["plan"])), "The plan", "text")),
     ]
-    title = str(result["headline"])
-    links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
-    top = [tag("p", "whywait paired trial", class_="brand")]
-    if result["partial"]:
-        why = clip(str(result["partial_reason"]).splitlines()[0], 300)
-        top.append(tag("p", tag("strong", "PARTIAL") + f": {why}. What was measured is kept.", class_="banner"))
-    arms = " · ".join(f"{k.upper()}: {clip(result['plan'][k], 160)}" for k in ("a", "b"))
-    top += [tag("h1", title, class_="long" if len(title) > 110 else None), tag("p", arms, class_="meta")]
-    header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
-    main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
-    foot = tag("footer", f"whywait {result['whywait_version']}", class_="note")
-    page = HEAD + tag("title", f"whywait: {clip(title, 120)}") + Html(f"<style>{svg.STYLE}</style>")
-    return (f'<!doctype html>\n<html lang="en"><head>{page}</head>\n'
-            f"<body>{cat([svg.PATTERNS, header, main, foot])}</body></html>\n")  # fmt: skip
+    return page(result, parts, "whywait paired trial", "What was measured is kept.")
 
 
 def _card(c: Mapping[str, Any]) -> Html:
@@ -90,7 +77,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
         share = math.log(value) / most if value else missing
         return 0.5 + 0.5 * min(max(share, -1.0), 1.0)
 
-    plot = Plot(len(rows) * _ROW, left=150, right=70, top=6, bottom=34)
+    plot = Plot(len(rows) * _ROW, left=190, right=70, top=6, bottom=34)
     plot.line((0.5, 0), (0.5, plot.height), "axis")
     for t in (-most * 0.9, 0.0, most * 0.9):
         label = "no change" if not t else said(math.exp(t), RATIO, "")
@@ -99,7 +86,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
         y = (i + 0.5) * _ROW
         value, low, high = e["ratio"]
         tip = f"{e['title']}: {said(value, RATIO, '')}"
-        plot.text((0, y + 4), clip(e["title"], 22), "label", "end", -8)
+        plot.text((0, y + 4), clip(e["title"], 28), "label", "end", -8)
         plot.line((at(low, -1.0), y), (at(high, 1.0), y), "axis")
         plot.mark((at(value, 0.0), y), "dot", "f-decode", tip)
         plot.text((1, y + 4), said(value, RATIO, ""), "value", dx=6)

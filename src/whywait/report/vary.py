@@ -52,10 +52,12 @@ def cell(at: Mapping[str, Any]) -> str:
 
 def handover_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Of a split: what the hand-overs took at each value."""
-    names = list(dict.fromkeys(n for t in result["trials"] for n in t["handover"]))
-    head = [result["name"], *(metric_of(n).title for n in names)]
-    return head, [[t["value"], *(amount(t["handover"].get(n), metric_of(n).unit) for n in names)]
-                  for t in result["trials"]] if names else []  # fmt: skip
+    trials = result["trials"]
+    names = list(dict.fromkeys(n for t in trials for n in t["handover"]))
+    head = [f"by {result['name']}", *(t["value"] for t in trials)]
+    return head, [
+        [metric_of(n).title, *(amount(t["handover"].get(n), metric_of(n).unit) for t in trials)] for n in names
+    ]
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:

@@ -7,19 +7,18 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from whywait import app, trying
-from whywait.core.secrets import clean
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError, WhywaitError
-from whywait.judge.gates import OPS, Gate, parse_gates
+from whywait.judge.gates import Gate
 from whywait.judge.paired import Asked, asked_of, promise_of
 from whywait.judge.trial import gate, surely_worse
 from whywait.lab.arms import EMBEDDED, Arm, answers_may_differ, arm_of, program_of, roomy
+from whywait.lab.disagg import OWN
 from whywait.lab.technique import Point, Technique
 from whywait.lab.techniques import TECHNIQUES
 from whywait.load.recipe import mean_rate
@@ -27,19 +26,19 @@ from whywait.report import live, trial_html
 from whywait.report.text import console
 from whywait.report.trial import print_trial
 from whywait.session import new_directory, stderr
-from whywait.verbs import measure, quality, reading
+from whywait.verbs import gated, measure, quality, reading
+from whywait.verbs.gated import gates_of, write_page
 
-WORSE = "worse"
 EXAMPLE = "such as 'worse' or 'output_tokens_per_s.ratio_high<1'; docs/ab.md has all"
 
 
 def ab(args: argparse.Namespace) -> int:
-    gates = _gates(args.fail_if)
+    gates = gates_of(args.fail_if)
     a = arm_of(args.a)
     if args.b is None and args.aa != "only":
         raise UsageError("which is the other arm?", "give --b, or --aa for A against itself")
     b = arm_of(args.b) if args.b is not None else a
-    if a.kind == b.kind == EMBEDDED and not args.workload:
+    if {a.kind, b.kind} <= {EMBEDDED, *OWN} and not args.workload:
         lengths = measure.DIAGNOSE_LENGTHS["embedded"]
         args.prompt_tokens = args.prompt_tokens or lengths[0]
         args.output_tokens = args.output_tokens or lengths[1]
@@ -60,13 +59,16 @@ def try_technique(args: argparse.Namespace) -> int:
     if found is None:
         what = f"there is no technique {args.technique!r}" if args.technique else "which technique?"
         raise UsageError(what, f"one of {', '.join(TECHNIQUES)}; whywait try --list tells of each")
-    gates = _gates(args.fail_if)
+    gates = gates_of(args.fail_if)
     _may_ask_quality(args, False)
     texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
     if texts is None:
-        known = ", ".join(found.flags) or "none"
-        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", f"there are some for {known}; or "
-                         "whywait ab --a … --b …")  # fmt: skip
+        known = ", ".join(found.flags)
+        hint = f"there are some for {known}; or whywait ab --a … --b …"
+        if not known:
+            page = f"docs/techniques/{args.technique}.md"
+            hint = f"it takes more than flags: start both services ({page}), then whywait ab --a URL --b URL"
+        raise UsageError(f"{args.technique} has no recipe for {args.engine!r}", hint)
     options = dataclasses.replace(_options(args), workload=measure.workload_of(args, found.workload))
     loads = tuple(_load_of(p, args) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
@@ -83,11 +85,11 @@ def _load_of(p: Point, args: argparse.Namespace) -> app.Load:
 
 def show(args: argparse.Namespace) -> int:
     """``whywait show`` of a trial's folder."""
-    gates = _gates(args.fail_if)
+    gates = gates_of(args.fail_if)
     measure._writable(args.html)
     t = trying.load(args.run_dir)
     if args.html:
-        _page(t.result(), Path(args.html))
+        write_page(Path(args.html), trial_html.render(t.result()), "the trial itself is")
     return _finish(args, t, gates, shown=True)
 
 
@@ -143,7 +145,7 @@ def _done(args: argparse.Namespace, t: trying.Trial, gates: list[Gate]) -> int:
     try:
         return _finish(args, t, gates)
     finally:
-        _page(t.result(), page)
+        write_page(page, trial_html.render(t.result()), "the trial itself is")
         stderr(f"report: {page}")
 
 
@@ -158,7 +160,8 @@ def _finish(args: argparse.Namespace, t: trying.Trial, gates: list[Gate], shown:
         return EXIT_INTERRUPTED
     if t.error is not None:
         raise t.error
-    if failed := _failed(gates, result):
+    worse = [f"B is surely worse: {what}" for what in surely_worse(result)]
+    if failed := gated.failed(gates, worse, lambda path: gate(result, path), EXAMPLE):
         raise GateFailed("; ".join(failed))
     if not shown:
         measure.raise_invalid(invalid(t, result))
@@ -242,38 +245,6 @@ def _margin(text: str) -> float:
     if not 0 < value < 1:
         raise UsageError(f"--margin {text!r} is not a share above 0", "such as 5% or 0.05")
     return value
-
-
-def _gates(texts: Sequence[str]) -> list[Gate]:
-    """``worse``, or a condition on a figure of the trial."""
-    plain = [t for t in texts if t.strip() != WORSE]
-    found = parse_gates(plain)
-    return [*found, *([Gate(WORSE, (WORSE,), "", 0.0)] if len(plain) < len(texts) else [])]
-
-
-def _failed(gates: Sequence[Gate], result: dict[str, Any]) -> list[str]:
-    out = []
-    for g in gates:
-        if g.text == WORSE:
-            out += [f"B is surely worse: {what}" for what in surely_worse(result)]
-            continue
-        name = ".".join(g.path)
-        try:
-            value = gate(result, g.path)
-        except KeyError:
-            raise UsageError(f"--fail-if: a trial has no {name!r}", EXAMPLE) from None
-        if value is None:
-            out.append(f"{name} is unknown, so {g.text!r} does not pass")
-        elif OPS[g.op](value, g.limit):
-            out.append(f"{name} is {value:.6g} ({g.text})")
-    return out
-
-
-def _page(result: dict[str, Any], path: Path) -> None:
-    try:
-        path.write_text(clean(trial_html.render(result)), encoding="utf-8")
-    except OSError as exc:
-        raise UsageError(f"cannot write the report to {path}: {exc.strerror}", "the trial itself is kept") from None
 
 
 def _list(args: argparse.Namespace) -> int:

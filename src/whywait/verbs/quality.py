@@ -6,36 +6,37 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from whywait import app, qualifying
 from whywait.core.schedule import Workload
-from whywait.core.secrets import clean
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
 from whywait.judge.agreed import gate
-from whywait.judge.gates import OPS, Gate, parse_gates
+from whywait.judge.gates import Gate
 from whywait.lab.arms import EMBEDDED, Arm, arm_of
 from whywait.load.cases import EACH, cases_of
 from whywait.load.given import texts_of
+from whywait.load.lmeval import suites_of
 from whywait.report import quality_html
 from whywait.report.quality import print_quality
 from whywait.session import new_directory, stderr
-from whywait.verbs import measure, reading
+from whywait.verbs import gated, measure, reading
+from whywait.verbs.gated import gates_of, write_page
 
-WORSE = "worse"
 EXAMPLE = "such as 'worse', 'accuracy.drop_high>2' or 'agreement.kl_mean>0.1'; docs/quality.md has all"
 MOST_TEXTS = 400
 EACH_EMBEDDED = 6  # cases of a category where an arm is the embedded engine: it answers some ten tokens a second
 
 #: The flags that say what is asked, as they are by default.
-USUAL = {"text": [], "positions": None, "context": 512, "top": 50, "tasks": "all", "cases": None, "at_once": 4,
-         "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0}  # fmt: skip
+USUAL: dict[str, Any] = {
+    "text": [], "positions": None, "context": 512, "top": 50, "tasks": None, "suite": None, "suite_path": "",
+    "cases": None, "at_once": 4, "keep_text": False, "margin": 2.0, "margin_ppl": 2.0, "margin_top1": 5.0,
+}  # fmt: skip
 
 
 def quality(args: argparse.Namespace) -> int:
-    gates = _gates(args.fail_if)
+    gates = gates_of(args.fail_if)
     measure._writable(args.html)
     if args.b is None and not args.aa:
         raise UsageError("which is the other arm?", "whywait quality A B, or --aa for A against itself")
@@ -63,17 +64,17 @@ def beside(a: Arm, b: Arm, options: app.Options, directory: Path, part: str) -> 
     plan = _plan(args, qualifying.Plan(a, b, asking))
     stderr(qualifying.ceiling(plan))
     c = qualifying.qualify(plan, directory)
-    _page(c.result(), directory / "report.html")
+    write_page(directory / "report.html", quality_html.render(c.result()), "the comparison is")
     return c
 
 
 def show(args: argparse.Namespace) -> int:
     """``whywait show`` of a comparison's folder."""
-    gates = _gates(args.fail_if)
+    gates = gates_of(args.fail_if)
     measure._writable(args.html)
     c = qualifying.load(args.run_dir)
     if args.html:
-        _page(c.result(), Path(args.html))
+        write_page(Path(args.html), quality_html.render(c.result()), "the comparison is")
     return _finish(args, c, gates)
 
 
@@ -82,7 +83,7 @@ def _done(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate])
     try:
         return _finish(args, c, gates)
     finally:
-        _page(c.result(), page)
+        write_page(page, quality_html.render(c.result()), "the comparison is")
         stderr(f"report: {page}")
 
 
@@ -97,7 +98,8 @@ def _finish(args: argparse.Namespace, c: qualifying.Comparison, gates: list[Gate
         return EXIT_INTERRUPTED
     if c.error is not None:
         raise c.error
-    if failed := _failed(gates, result):
+    worse = [f"not so: {c['claim']}" for c in result["claims"] if c["state"] == "fails"]
+    if failed := gated.failed(gates, worse, lambda path: gate(result, path), EXAMPLE):
         raise GateFailed("; ".join(failed))
     undecided = bool(qualifying.claims_open(result)) or not result["claims"]
     false = c.plan["same"] and any(x["state"] == "fails" for x in result["claims"])
@@ -116,10 +118,16 @@ def _plan(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Plan:
     most = args.positions or MOST_TEXTS
     texts = [] if args.only == "tasks" else texts_of(args.text, args.context, min(most, MOST_TEXTS))
     each = args.cases or (EACH_EMBEDDED if EMBEDDED in (plan.a.kind, plan.b.kind) else EACH)
-    cases = [] if args.only == "agreement" else cases_of(args.tasks, plan.options.seed, each)
+    tasks = args.tasks or ("" if args.suite else "all")
+    cases = [] if not tasks or args.only == "agreement" else cases_of(tasks, plan.options.seed, each)
+    suites = None
+    if args.suite and args.only != "agreement":
+        more = {"limit": args.cases or 0, "include": args.suite_path, "at_once": args.at_once}
+        suites = suites_of(args.suite, timeout_s=plan.options.workload.timeout_s, **more)
     return dataclasses.replace(
-        plan, texts=tuple(texts), cases=tuple(cases), tasks=args.tasks if cases else "", positions=args.positions,
-        context=args.context, top=args.top, margins=margins, at_once=args.at_once, keep_text=args.keep_text,
+        plan, suites=suites, texts=tuple(texts), cases=tuple(cases), tasks=tasks if cases else "",
+        positions=args.positions, context=args.context, top=args.top, margins=margins, at_once=args.at_once,
+        keep_text=args.keep_text,
     )  # fmt: skip
 
 
@@ -130,34 +138,3 @@ def _options(args: argparse.Namespace) -> app.Options:
         model=args.model, dialect=args.dialect, api_key_file=args.api_key_file, workload=Workload(timeout_s=seconds),
         load_ok=args.load, out=args.out, seed=args.seed, reach=measure._reach(args), body=measure._body(args.body),
     )  # fmt: skip
-
-
-def _gates(texts: Sequence[str]) -> list[Gate]:
-    plain = [t for t in texts if t.strip() != WORSE]
-    found = parse_gates(plain)
-    return [*found, *([Gate(WORSE, (WORSE,), "", 0.0)] if len(plain) < len(texts) else [])]
-
-
-def _failed(gates: Sequence[Gate], result: dict[str, Any]) -> list[str]:
-    out = []
-    for g in gates:
-        if g.text == WORSE:
-            out += [f"not so: {c['claim']}" for c in result["claims"] if c["state"] == "fails"]
-            continue
-        name = ".".join(g.path)
-        try:
-            value = gate(result, g.path)
-        except KeyError:
-            raise UsageError(f"--fail-if: a comparison has no {name!r}", EXAMPLE) from None
-        if value is None:
-            out.append(f"{name} is unknown, so {g.text!r} does not pass")
-        elif OPS[g.op](value, g.limit):
-            out.append(f"{name} is {value:.6g} ({g.text})")
-    return out
-
-
-def _page(result: dict[str, Any], path: Path) -> None:
-    try:
-        path.write_text(clean(quality_html.render(result)), encoding="utf-8")
-    except OSError as exc:
-        raise UsageError(f"cannot write the report to {path}: {exc.strerror}", "the comparison is kept") from None

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from whywait import trying, varying
-from whywait.core.secrets import clean
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.report import live, trial_html
 from whywait.report import vary as told
 from whywait.session import new_directory, stderr
 from whywait.verbs import ab, measure
+from whywait.verbs.gated import write_page
 
 
 def run(args: argparse.Namespace, plan: trying.Plan) -> int:
@@ -26,10 +26,10 @@ def run(args: argparse.Namespace, plan: trying.Plan) -> int:
     found = varying.vary(plan, what, new_directory(args.out), stderr, live.watcher)
     live.done()
     for value, t in found.trials:
-        _page(t.directory / "report.html", trial_html.render(t.result()))
+        write_page(t.directory / "report.html", trial_html.render(t.result()), "the trials are")
         stderr(f"{found.name}={value}: {t.result()['headline']}")
     page = Path(args.html) if args.html else found.directory / "report.html"
-    _page(page, told.render(found.result()))
+    write_page(page, told.render(found.result()), "the trials are")
     stderr(f"report: {page}")
     return _finish(args, found, new=True)
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, plan: trying.Plan) -> int:
 def show(args: argparse.Namespace) -> int:
     found = varying.load(args.run_dir)
     if args.html:
-        _page(Path(args.html), told.render(found.result()))
+        write_page(Path(args.html), told.render(found.result()), "the trials are")
     return _finish(args, found)
 
 
@@ -57,10 +57,3 @@ def _finish(args: argparse.Namespace, found: varying.Varied, new: bool = False) 
         measure.raise_invalid(bad)
     open_ = not all(t["decided"] for t in result["trials"]) or bool(result["missing"])
     return EXIT_UNDECIDED if args.strict and open_ else EXIT_OK
-
-
-def _page(path: Path, text: str) -> None:
-    try:
-        path.write_text(clean(text), encoding="utf-8")
-    except OSError as exc:
-        raise UsageError(f"cannot write the report to {path}: {exc.strerror}", "the trials are kept") from None
