@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,17 +220,17 @@ def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
     (["holds", "holds"], "llama-3.1-8b", False, "holds"), (["holds", "fails"], "llama-3.1-8b", False, "fails"),
     (["holds", "undecided"], "llama-3.1-8b", False, "undecided"), (["holds"], "llama-3.1-70b", False, "undecided"),
     (["holds"], "llama-3.1-8b", True, "undecided"), ([], "llama-3.1-8b", False, "undecided"),
-    (["holds"], "my-own-name", False, "holds"),
+    (["holds"], "my-own-name", False, "undecided"),
 ])  # fmt: skip
 def test_a_comparison_of_answers_is_read(monkeypatch, claims, model, same, state):
     result = {"claims": [{"state": c} for c in claims], "arms": {"A": {"model": model}, "B": {"model": model}},
               "plan": {"same": same}, "partial": False, "headline": "said"}  # fmt: skip
-    monkeypatch.setattr(planning_facts.qualifying, "load", lambda _: type("C", (), {"result": lambda self: result})())
+    monkeypatch.setattr(planning_facts.qualifying, "load", lambda _: SimpleNamespace(result=lambda: result))
     arch = simulating.deployment_of("h100", "llama-3.1-8b").model
     (t,) = planning_facts.quality_of([("fp8-weights", "DIR")], arch, [("fp8-weights",)])
     assert t.state == state
     if model == "my-own-name":
-        assert "not known" in t.note
+        assert "serve it as Llama-3.1-8B" in t.note
     assert planning_facts.quality_state(("fp8-weights",), [t])[0] == state
     assert planning_facts.quality_state((), [t])[0] == "as published"
     both = planning_facts.quality_state(("fp8-weights", "fp8-kv"), [t])
@@ -238,7 +239,7 @@ def test_a_comparison_of_answers_is_read(monkeypatch, claims, model, same, state
 
 def test_a_comparison_that_could_be_of_several_must_be_named(monkeypatch):
     result = {"claims": [], "arms": {}, "plan": {"same": False}, "partial": False, "headline": ""}
-    monkeypatch.setattr(planning_facts.qualifying, "load", lambda _: type("C", (), {"result": lambda self: result})())
+    monkeypatch.setattr(planning_facts.qualifying, "load", lambda _: SimpleNamespace(result=lambda: result))
     arch = simulating.deployment_of("h100", "llama-3.1-8b").model
     with pytest.raises(UsageError, match="of which candidates"):
         planning_facts.quality_of([("", "DIR")], arch, [("fp8-kv",), ("fp8-weights",)])

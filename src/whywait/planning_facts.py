@@ -88,19 +88,19 @@ def quality_of(pairs: Sequence[tuple[str, str]], model: Arch, wanted: Sequence[t
 
 def _quality_state(found: Mapping[str, Any], model: Arch) -> tuple[str, str]:
     states = [c["state"] for c in found["claims"]]
-    other = ""
     for arm in found["arms"].values():
         try:
             if model_named(str(arm.get("model") or "")).name != model.name:
                 return "undecided", f"it is of {arm['model']}, not of {model.name}"
         except WhywaitError:
-            other = f"the service called its model {arm.get('model')!r}: whether that is {model.name} is not known here"
+            return "undecided", (f"the service called its model {arm.get('model')!r}, which may be another: serve it as "
+                                 f"{model.name.rpartition('/')[2]}")  # fmt: skip
     if found["plan"]["same"]:
         return "undecided", "it compares an arm with itself"
     if found["partial"] or not states:
         return "undecided", "it was cut short" if found["partial"] else "it claims nothing"
     state = "fails" if "fails" in states else "holds" if all(s == "holds" for s in states) else "undecided"
-    return state, other
+    return state, ""
 
 
 def quality_state(need: tuple[str, ...], tested: Sequence[Tested]) -> tuple[str, str]:
