@@ -23,6 +23,7 @@ from whywait.sim.bound import bound
 from whywait.sim.service import figures
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
+LLAMA = "meta-llama/Llama-3.1-8B"
 SLO = {"ttft_ms": 500.0, "tpot_ms": 20.0}
 
 
@@ -202,17 +203,22 @@ def run_dir(tmp_path_factory) -> Path:
 def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
     want = Want(Workload.from_dict(dict(LOAD)), 20.0, SLO, jobs=1)
     offers = {"H100 SXM": next(o for o in shipped() if "H100 SXM" in o.machines)}
-    (m,), story = planning_facts.measured(str(run_dir), want, offers, (100.0, 40.0))
+    (m,), story = planning_facts.measured(str(run_dir), want, offers, (100.0, 40.0, LLAMA))
     assert m.entry["kind"] == "simulated", "what was not measured is not called so"
     assert m.entry["replicas"] == 2
     assert m.entry["devices"] == 2
     assert m.row.figures["hourly"] == pytest.approx(2 * 1.3)
     assert any("not measured together" in d for d in m.entry["doubts"])
     assert story["points"][0]["phases"]["decode"]["ms"] > 0
-    none, story = planning_facts.measured(str(run_dir), dataclasses.replace(want, rate=13.0), offers, (100.0, 40.0))
+    assert story["other"] == ""
+    _, story = planning_facts.measured(str(run_dir), want, offers, (100.0, 40.0, "Qwen/Qwen3-8B"))
+    assert "not of Qwen/Qwen3-8B" in story["other"]
+    none, story = planning_facts.measured(
+        str(run_dir), dataclasses.replace(want, rate=13.0), offers, (100.0, 40.0, LLAMA)
+    )
     assert not none
     assert "no whole part" in story["unused"][0]
-    (other,), _ = planning_facts.measured(str(run_dir), want, offers, (1000.0, 40.0))
+    (other,), _ = planning_facts.measured(str(run_dir), want, offers, (1000.0, 40.0, LLAMA))
     assert any("another load" in d for d in other.entry["doubts"])
 
 

@@ -112,7 +112,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
     mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    runs = [planning_facts.measured(r, want, money.offers, mean) for r in ask.runs]
+    runs = [planning_facts.measured(r, want, money.offers, (*mean, model.name)) for r in ask.runs]
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -151,8 +151,9 @@ def _want(ask: Ask) -> Want:
 
 
 def _wanted(want: Want, ask: Ask) -> dict[str, Any]:
-    return {"rate": want.rate, "slo": dict(want.slo) or want.tightest, "share": want.share, "growth": ask.growth,
-            "budget": ask.budget}  # fmt: skip
+    classes = {} if want.slo else {c.name: dict(c.slo) for c in want.workload.classes}
+    return {"rate": want.rate, "slo": dict(want.slo), "slo_of_classes": classes, "share": want.share,
+            "growth": ask.growth, "budget": ask.budget}  # fmt: skip
 
 
 def _name(d: Drawn) -> str:
@@ -180,9 +181,16 @@ def _rows(
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
             "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
             "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
-            "known_error": known_error(d.deployment), "prior": drawn_from(d.deployment), "doubts": [],
+            "known_error": known_error(d.deployment), "prior": drawn_from(d.deployment), "doubts": _doubts(d),
         }  # fmt: skip
     return rows, entries
+
+
+def _doubts(d: Drawn) -> list[str]:
+    s = d.deployment.speculation
+    if s is None:
+        return []
+    return [f"that drafts are accepted (the first with {s.acceptance[0]:.2f}) is known of other loads, not of this one"]
 
 
 def _need(d: Drawn, drawn: Sequence[Drawn], offer: Offer | None, search: Search) -> Floats | None:
@@ -206,7 +214,7 @@ def _figures(d: Drawn, f: Mapping[str, float | None], offer: Offer | None, searc
     hour = plan_money.per_hour(offer, dep.devices, watts, idle_w(dep))
     at = {"ttft_ms": f.get("ttft_ms_p95"), "tpot_ms": f.get("tpot_ms_p95"), "itl_ms": f.get("tpot_ms_p95"),
           "e2e_ms": f.get("e2e_ms_p95")}  # fmt: skip
-    limits = [v / limit for k, limit in want.tightest.items() if (v := at.get(k)) is not None]
+    limits = [v / limit for k, limit in want.limits.items() if (v := at.get(k)) is not None]
     return {
         "cost": None if hour is None or not good else hour / (good * 3600) * 1000, "goodput": good, "share": share,
         "latency": max(limits) if limits else None, "energy": None if watts is None or not good else watts / good,

@@ -93,8 +93,9 @@ def _quality_state(found: Mapping[str, Any], model: Arch) -> tuple[str, str]:
             if model_named(str(arm.get("model") or "")).name != model.name:
                 return "undecided", f"it is of {arm['model']}, not of {model.name}"
         except WhywaitError:
-            return "undecided", (f"the service called its model {arm.get('model')!r}, which may be another: serve it as "
-                                 f"{model.name.rpartition('/')[2]}")  # fmt: skip
+            own = model.name.rpartition("/")[2]
+            called = f"the service called its model {arm.get('model')!r}, which may be another"
+            return "undecided", f"{called}: serve it as {own}"
     if found["plan"]["same"]:
         return "undecided", "it compares an arm with itself"
     if found["partial"] or not states:
@@ -129,7 +130,7 @@ class Measured:
 
 
 def measured(
-    directory: str, want: Any, offers: Mapping[str, Offer | None], lengths: tuple[float, float]
+    directory: str, want: Any, offers: Mapping[str, Offer | None], like: tuple[float, float, str]
 ) -> tuple[list[Measured], dict[str, Any]]:
     """Candidates of a saved run, one per load point whose rate is a whole part of the one asked for; and what the run
     tells of where time goes. ``want`` is ``planning_search.Want``.
@@ -153,8 +154,10 @@ def measured(
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
                           f"{at:g}/s is no whole part of {want.rate:g}/s"))  # fmt: skip
             continue
-        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, lengths, offer)))
+        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer)))
+    other = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
     story = {
+        "other": other,
         "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
         "verdicts": [v.as_dict() for v in result.verdicts[:3]], "unused": unused,
         "points": [{"mode": p["mode"], "target": p["target"], "label": p["label"], "phases": p["phases"],
@@ -167,7 +170,7 @@ def _candidate(
     run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any, Offer | None]
 ) -> Measured:  # fmt: skip
     (p, b), (directory, machine, copies, rate) = of, at
-    want, slo, lengths, offer = how
+    want, slo, like, offer = how
     one = run.point(p["point"])
     good = goodput(one, slo)
     n = max(len(one.requests), 1)
@@ -199,7 +202,8 @@ def _candidate(
     made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
     row = Row(name, f"run {directory}", name, figures, draws, state_of(shares, want.share), "as published")
-    doubts = _other_load(one, lengths)
+    other = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
+    doubts = [*([other] if other else []), *_other_load(one, like[:2])]
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
@@ -208,6 +212,17 @@ def _candidate(
              "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, entry)
+
+
+def _other_model(called: str, wanted: str) -> str:
+    """What to say where a run is not, or not surely, of the plan's model."""
+    try:
+        found = model_named(called).name if called else ""
+    except WhywaitError:
+        found = ""
+    if found == wanted:
+        return ""
+    return f"it is of {found}, not of {wanted}" if found else f"it is of a model called {called!r}, not surely {wanted}"
 
 
 def _other_load(one: Any, lengths: tuple[float, float]) -> list[str]:

@@ -58,12 +58,13 @@ class Want:
     budget: float | None = None  # money an hour
 
     @property
-    def tightest(self) -> dict[str, float]:
-        """The limits by key: of all, else the widest of the classes (a bound on all of them)."""
+    def limits(self) -> dict[str, float]:
+        """The limits by key, ms: of all; else those that every class has, the widest of them."""
         if self.slo:
             return dict(self.slo)
         keys = {k for c in self.workload.classes for k in c.slo}
-        return {k: max(c.slo.get(k, math.inf) for c in self.workload.classes) for k in sorted(keys)}
+        found = {k: max(c.slo.get(k, math.inf) for c in self.workload.classes) for k in sorted(keys)}
+        return {k: v for k, v in found.items() if math.isfinite(v)}
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Loads:
     @cached_property
     def _span(self) -> float:
         """Long enough that the service is in its steady state for most of it."""
-        token = self.want.tightest.get("tpot_ms", 50.0) / 1e3
+        token = self.want.limits.get("tpot_ms", 50.0) / 1e3
         return max(SPAN_S, 4 * token * float(self.sample.output_tokens.mean()))
 
 
@@ -148,7 +149,7 @@ class Search:
         for i, s in enumerate(shapes):
             self._say("bounds", i + 1, len(shapes))
             try:
-                b = bound(s.deployment, self.loads.sample, self.want.tightest.get("tpot_ms"))
+                b = bound(s.deployment, self.loads.sample, self.want.limits.get("tpot_ms"))
             except UsageError as exc:
                 dropped.append({"name": s.name, "by": "capacity", "why": exc.message})
                 continue

@@ -40,6 +40,17 @@ def headline(p: Plan) -> str:
     return said
 
 
+def limits(want: Plan) -> str:
+    """The SLO in words: of all requests, or of each class."""
+
+    def said(slo: Mapping[str, float]) -> str:
+        return ", ".join(f"{k.removesuffix('_ms').upper()} ≤ {ms(v)}" for k, v in slo.items()) or "no limit"
+
+    if want["slo"]:
+        return said(want["slo"])
+    return "their own SLO (" + "; ".join(f"{name}: {said(slo)}" for name, slo in want["slo_of_classes"].items()) + ")"
+
+
 def _answer(question: str, state: str, answer: str, evidence: Sequence[str], command: str = "") -> dict[str, Any]:
     return {
         "question": question,
@@ -119,15 +130,15 @@ def _where(p: Plan) -> dict[str, Any]:
         return _answer(
             name, OPEN, "No measured run was given: what the service waits on today is not known.", [], command
         )
-    evidence, sure, made = [], False, set()
+    evidence, sure = [], False
     for run in p["runs"]:
-        made.add(run["made_by"])
         held = [v for v in run["verdicts"] if v["state"] == "holds"]
-        sure = sure or bool(held)
-        evidence.append(f"{run['run']} ({run['made_by']}): {run['headline'] or 'no verdict'}")
+        sure = sure or (bool(held) and run["made_by"] == "measured" and not run["other"])
+        evidence.append(f"{run['run']} ({run['made_by']}): {run['headline'] or 'no verdict'}"
+                        + (f"; {run['other']}" if run["other"] else ""))  # fmt: skip
         evidence += [f"{v['claim']}: {'; '.join(v['evidence'][:2])}" for v in held[:2]]
         evidence += [text for q in run["points"][-1:] if (text := _account(q))]
-    state = ANSWERED if sure and "measured" in made else PARTLY
+    state = ANSWERED if sure else PARTLY
     answer = p["runs"][0]["headline"] or "The run was not decided."
     return _answer(name, state, answer, evidence, "" if state == ANSWERED else command)
 
@@ -149,7 +160,7 @@ def _account(point: Plan) -> str:
 def _goodput(p: Plan) -> dict[str, Any]:
     name = "What goodput under the SLO, not what peak?"
     rows, want = p["rows"], p["want"]
-    slo = ", ".join(f"{k.removesuffix('_ms')} ≤ {ms(v)}" for k, v in want["slo"].items())
+    slo = limits(want)
     held = [r for r in rows if r["meets"] == "holds"]
     evidence = [f"asked: {number(want['rate'])} requests/s, {percent(want['share'])} of them within {slo}"]
     for r in rows[:5]:

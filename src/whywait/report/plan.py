@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whywait.judge.plan_answers import limits
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -67,8 +68,7 @@ def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
 
 def asked(p: Plan) -> str:
     w = p["want"]
-    slo = ", ".join(f"{k.removesuffix('_ms').upper()} ≤ {ms(v)}" for k, v in w["slo"].items())
-    said = f"{p['model']['name']} at {number(w['rate'])} requests/s; {percent(w['share'])} of them within {slo}"
+    said = f"{p['model']['name']} at {number(w['rate'])} requests/s; {percent(w['share'])} of them within {limits(w)}"
     return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour" if w["budget"] else "")
 
 
