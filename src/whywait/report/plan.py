@@ -111,13 +111,12 @@ def _table(p: Plan) -> Table:
     return table
 
 
-def shown(p: Plan) -> list[Plan]:
-    """Of each kind of engine the size that ranks best, ``MOST_ROWS`` at most: those that may be first, then the
-    others."""
+def shown(p: Plan, most: int = MOST_ROWS) -> list[Plan]:
+    """Of each kind of engine the size that ranks best, so many at most: those that may be first, then the others."""
     best: dict[str, Plan] = {}
     for r in p["rows"]:
         best.setdefault(r["shape"], r)
-    return list(best.values())[:MOST_ROWS]
+    return list(best.values())[:most]
 
 
 def _node(r: Plan) -> str:

@@ -103,7 +103,7 @@ def _head(p: Mapping[str, Any]) -> list[str]:
 
 def _costs(p: Mapping[str, Any]) -> Html:
     """Cost of 1,000 good requests with its interval, a row per candidate."""
-    mine = [r for r in p["rows"] if r["figures"]["cost"]["value"] is not None][:MOST]
+    mine = [r for r in rows.shown(p, MOST) if r["figures"]["cost"]["value"] is not None]
     if not mine:
         return Html()
     ends = [v for r in mine for v in (r["figures"]["cost"][k] for k in ("value", "low", "high")) if v is not None]
@@ -112,11 +112,11 @@ def _costs(p: Mapping[str, Any]) -> Html:
     plot.x_axis(scale, f"{p['basis']['currency']} per 1,000 good requests")
     for i, r in enumerate(mine):
         y, f = (i + 0.5) * _ROW, r["figures"]["cost"]
-        plot.text((0, y + 4), clip(rows._sign(p, r).strip() + " " + r["name"], 34), "label", "end", -8)
+        plot.text((0, y + 4), clip(rows._sign(p, r).strip() + " " + r["name"], 29), "label", "end", -8)
         if f["low"] is not None:
             plot.line((scale(f["low"]), y), (scale(f["high"]), y), "axis")
         tip = f"{r['name']}: {number(f['value'])} ({r['meets']}, {r['quality']})"
-        plot.mark((scale(f["value"]), y), "dot" if r["eligible"] else "cross", "f-decode", tip)
+        plot.mark((scale(f["value"]), y), *(("dot", "p50") if r["eligible"] else ("cross", "cross")), tip)
         plot.text((1, y + 4), number(f["value"]), "value", dx=6)
     reading = "Dots may be ranked first; crosses may not: they may miss the SLO, or their answers are not tested. "
     reading += "Lines: with as many as it turns out to need, 80 %."
@@ -125,7 +125,8 @@ def _costs(p: Mapping[str, Any]) -> Html:
 
 def _front(p: Mapping[str, Any]) -> Html:
     """Money an hour against latency; the front is named."""
-    mine = [r for r in p["rows"] if r["hourly"] is not None and r["figures"]["latency"]["value"] is not None]
+    able = [r for r in rows.shown(p, 4 * MOST) if r["meets"] != "fails" and r["hourly"] is not None]
+    mine = [r for r in able if r["figures"]["latency"]["value"] is not None]
     if len(mine) < 2:
         return Html()
     x = scale_for([r["hourly"] for r in mine], log=False)
@@ -137,7 +138,7 @@ def _front(p: Mapping[str, Any]) -> Html:
     labels = Labels(plot)
     for r in mine:
         at = (x(r["hourly"]), 260 * (1 - y(r["figures"]["latency"]["value"])))
-        plot.mark(at, "diamond" if r["front"] else "cross", "f-decode", r["name"])
+        plot.mark(at, *(("diamond", "p50") if r["front"] else ("cross", "cross")), r["name"])
         labels.keep_clear(at)
     for r in [r for r in mine if r["front"]][:5]:
         labels.put((x(r["hourly"]), 260 * (1 - y(r["figures"]["latency"]["value"]))), clip(r["name"], 26))
