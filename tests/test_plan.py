@@ -171,6 +171,19 @@ def test_each_draw_needs_the_least_size_that_keeps_the_slo_in_it():
     assert needed(sizes, 0.95).tolist() == [1.0, 2.0, 3.0]
 
 
+def test_of_a_large_service_a_part_is_simulated_that_reaches_its_steady_state():
+    want = Want(Workload.from_dict(dict(LOAD)), 4000.0, SLO, jobs=1)
+    (shape,), _ = shapes_of(Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",)))
+    search = Search(want, {})
+    c = search.whole(shape.times(80), want.rate)
+    assert c.deployment.replicas < 80
+    assert c.target / c.deployment.replicas == pytest.approx(4000 / 80)
+    assert len(search.loads.list[c.schedule]) / c.target >= 0.9 * min(search.loads.span, 4000 / (4000 / 80))
+    small = search.whole(shape.times(2), 10.0)
+    assert small.deployment.replicas == 2
+    assert small.target == 10.0
+
+
 def test_finalists_have_every_machine():
     shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100", "h200"), layouts=("tp=1", "tp=2"), apply=("", "fp8-kv")))
     price = {"H100 SXM": 1.0, "H200 SXM": 9.0}

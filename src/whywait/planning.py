@@ -281,14 +281,14 @@ def _billed(
     first = next((d for d in best if _name(d) == found["first"]), best[0] if best else None)
     if first is None:
         return None
-    options = dataclasses.replace(search.options, keep="sample")
-    schedule = search.loads.list[search.loads.at(search.want.rate)]
-    run = service.simulate(first.deployment, schedule, "rate", search.want.rate, search.want.seed, options=options)
+    c = search.whole(first.deployment, search.want.rate, keep="sample")
+    run = service.simulate(c.deployment, search.loads.list[c.schedule], c.mode, c.target, c.seed, options=c.options)
     offer = money.offers.get(first.shape.machine)
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]
     keys = ("per_good_request", "per_million_effective_tokens", "per_million_output_tokens")
     money_of = [{**{k: m[k] for k in keys}, "name": m["name"], "currency": m["currency"]} for m in got["money"]]
-    return {"of": _name(first), "work": got["work"], "window_s": got["window"]["seconds"],
+    return {"of": _name(first), "replicas": c.deployment.replicas, "work": got["work"],
+            "window_s": got["window"]["seconds"],
             "energy": {**{k: got["energy"][k] for k in keys}, "how": got["energy"]["how"]},
             "money": money_of}  # fmt: skip
 

@@ -13,7 +13,7 @@ import numpy as np
 from whywait.core.schedule import Schedule
 from whywait.judge import plan_money, plan_sense
 from whywait.judge.plan import TESTED, Floats, Row
-from whywait.planning_search import FULL, Drawn, Search, idle_w, scaled_output, scaled_reuse
+from whywait.planning_search import Drawn, Search, idle_w, scaled_output, scaled_reuse
 from whywait.planning_space import Shape
 from whywait.sim.deployment import Deployment
 
@@ -44,13 +44,11 @@ def _headroom(search: Search, of: Sequence[Drawn], growth: float) -> dict[str, d
     for d in of:
         for g in grown:
             where.append((d, g))
-            rate = search.want.rate * g
-            cells.append(search.cell(d.deployment, rate, search.loads.long(rate)))
+            cells.append(search.whole(d.deployment, search.want.rate * g, longer=True))
         lost = lost_with_a_node(d.deployment)
         if lost < d.replicas:
             where.append((d, 0.0))
-            left = d.shape.times(d.replicas - lost)
-            cells.append(search.cell(left, search.want.rate, search.loads.long(search.want.rate)))
+            cells.append(search.whole(d.shape.times(d.replicas - lost), search.want.rate, longer=True))
     found = search.run(cells, "growth and a lost node")
     out: dict[str, dict[str, Any]] = {}
     for d in of:
@@ -149,7 +147,7 @@ def _costs(
         for n in _spread(low, high):
             one = _accepting(d.shape.times(n), acceptance)
             asked.append((d, n))
-            cells.append(search.cell(one, search.want.rate, FULL, change=change))
+            cells.append(search.whole(one, search.want.rate, change=change))
     found = search.run(cells, "other assumptions")
     out: dict[str, float | None] = {d.shape.name: None for d in top}
     for (d, n), f in zip(asked, found, strict=True):

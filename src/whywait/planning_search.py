@@ -113,7 +113,7 @@ class Loads:
         key = (round(rate, 9), k, least, change)
         if key not in self._at:
             w = dataclasses.replace(self.want.workload, seed=self.want.workload.seed + k)
-            n = max(least, min(MOST, math.ceil(rate * self._span)))
+            n = max(least, min(MOST, math.ceil(rate * self.span)))
             made, _ = schedule_of(Load("rate", rate, n), w, 0, 0)
             self.list.append(change(made) if change else made)
             self._at[key] = len(self.list) - 1
@@ -121,15 +121,15 @@ class Loads:
 
     def long(self, rate: float) -> int:
         """Requests of a trial twice as long as usual: a load little above capacity takes its time to show."""
-        return max(FULL, min(2 * MOST, math.ceil(rate * 2 * self._span)))
+        return max(FULL, min(2 * MOST, math.ceil(rate * 2 * self.span)))
 
     @cached_property
     def sample(self) -> Schedule:
         return schedule_of(Load("rate", self.want.rate, FULL), self.want.workload, 0, 0)[0]
 
     @cached_property
-    def _span(self) -> float:
-        """Long enough that the service is in its steady state for most of it."""
+    def span(self) -> float:
+        """Seconds of load: long enough that the service is in its steady state for most of it."""
         token = self.want.limits.get("tpot_ms", 50.0) / 1e3
         return max(SPAN_S, 4 * token * float(self.sample.output_tokens.mean()))
 
@@ -247,19 +247,28 @@ class Search:
     def _drawn(self, of: Sequence[tuple[Shape, int]]) -> list[Drawn]:
         cells: list[Cell] = []
         for shape, n in of:
-            d = shape.times(n)
-            cells.append(self.cell(d, self.want.rate, FULL, keep="sample"))
-            for k, e in enumerate(prior_draws(d, self.want.draws, seed_of(shape.group, self.want.seed))):
-                one = dataclasses.replace(d, efficiency=e)
-                cells.append(self.cell(one, self.want.rate, FULL, k=1 + k % SEEDS, keep="sample"))
+            cells.append(self.whole(shape.times(n), self.want.rate, keep="sample"))
+            for k, e in enumerate(prior_draws(shape.times(n), self.want.draws, seed_of(shape.group, self.want.seed))):
+                one = dataclasses.replace(shape.times(n), efficiency=e)
+                cells.append(self.whole(one, self.want.rate, k=1 + k % SEEDS, keep="sample"))
         found = self.run(cells, "whole services in draws")
         each = 1 + self.want.draws
         out = []
         for i, (shape, n) in enumerate(of):
-            central, draws = found[i * each], list(found[i * each + 1 : (i + 1) * each])
-            shares = [f.get("goodput_share") or 0.0 for f in draws]
-            out.append(Drawn(shape, n, central, draws, state_of(shares, self.want.share)))
+            mine = [_of_all(f, n / cells[i * each].deployment.replicas) for f in found[i * each : (i + 1) * each]]
+            shares = [f.get("goodput_share") or 0.0 for f in mine[1:]]
+            out.append(Drawn(shape, n, mine[0], mine[1:], state_of(shares, self.want.share)))
         return out
+
+    def whole(self, d: Deployment, rate: float, *, k: int = 0, keep: str = "none", longer: bool = False,
+              change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
+        """All of ``d`` under ``rate``; of a service so large that ``MOST`` requests are over before it is in its steady
+        state, as many of its replicas as they keep busy, at their share of the rate."""
+        needed = rate * self.loads.span * (2 if longer else 1)
+        part = min(d.replicas, max(1, math.floor(d.replicas * MOST / needed)))
+        mine = rate * part / d.replicas
+        least = self.loads.long(mine) if longer else FULL
+        return self.cell(dataclasses.replace(d, replicas=part), mine, least, k=k, keep=keep, change=change)
 
     def cell(self, d: Deployment, rate: float, least: int, *, k: int = 0, keep: str = "none",
              change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
@@ -310,6 +319,12 @@ def finalists(sized: Sequence[Sized], tested: Callable[[Shape], bool], most: int
     take([x for x in able if tested(x.shape)][: most // 2])
     take(able)
     return chosen[:most]
+
+
+def _of_all(f: Found, many: float) -> Found:
+    """Figures of a part as those of the whole, ``many`` times as large."""
+    watts = f.get("power_w")
+    return {**f, "power_w": None if watts is None else watts * many}
 
 
 def _price(x: Sized) -> tuple[bool, float, int]:

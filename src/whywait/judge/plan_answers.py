@@ -163,12 +163,12 @@ def _goodput(p: Plan) -> dict[str, Any]:
     slo = limits(want)
     held = [r for r in rows if r["meets"] == "holds"]
     evidence = [f"asked: {number(want['rate'])} requests/s, {percent(want['share'])} of them within {slo}"]
+    evidence += [_room(r, want) for r in rows if r["name"] == p["first"]]
     for r in rows[:5]:
         g = r["figures"]["goodput"]
         evidence.append(
             f"{r['name']} ({r['kind']}): {number(g['value'])}/s good ({_band(g)}), it keeps the SLO: {r['meets']}"
         )
-    evidence += [_room(r, want) for r in rows if r["name"] == p["first"]]
     errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
     evidence += list(errors)
     measured = any(r["kind"] == "measured" for r in rows)

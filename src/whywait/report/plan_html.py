@@ -10,7 +10,7 @@ from whywait.report import plan as rows
 from whywait.report import svg
 from whywait.report.html import HEAD
 from whywait.report.svg import Html, Labels, Plot, cat, clip, figure, flat, scale_for, table, tag
-from whywait.units import number
+from whywait.units import number, percent
 
 STATES = {"answered": ("● Answered", "fails"), "in part": ("◐ In part", "undecided"), "open": ("○ Open", "holds")}
 _ROW = 26
@@ -75,7 +75,9 @@ def _decision(p: Mapping[str, Any]) -> Html:
         node = first["loss"]
         lost = "" if not node else (" It keeps its promise when a node is lost." if node["keeps"] else
                                     " When a node is lost it does not keep its promise.")  # fmt: skip
-        out.append(tag("p", f"Room for growth: {room}.{lost}"))
+        share, by = first["growth"], percent(p["want"]["growth"])
+        grown = "" if share is None else f" With the growth of {by} {percent(share)} of the requests are good."
+        out.append(tag("p", f"Room for growth: {room}.{grown}{lost}"))
         tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
         if tied:
             out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the "
