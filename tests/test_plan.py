@@ -19,6 +19,7 @@ from whywait.load.recipe import Load, schedule_of
 from whywait.physics.prices import shipped
 from whywait.planning_search import Search, Sized, Want, finalists, needed, scaled_output, scaled_reuse
 from whywait.planning_space import Space, low_precision, shapes_of, space_of
+from whywait.report import plan_html
 from whywait.sim.bound import bound
 from whywait.sim.service import figures
 
@@ -321,3 +322,13 @@ def test_draws_are_spread_as_their_prior_is(found):
     rows = [r for r in found["rows"] if r["kind"] == "simulated"]
     assert any(r["figures"]["tpot_ms_p95"]["low"] < r["figures"]["tpot_ms_p95"]["high"] for r in rows)
     assert np.isfinite([r["figures"]["cost"]["value"] for r in rows]).all()
+
+
+def test_the_page_says_ties_growth_and_what_is_open(found):
+    tied = {**found, "ties": [r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"]][:1]}
+    page = plan_html.render(tied)
+    assert "It is not surely cheaper than" in page
+    assert "With the growth of 50 %" in page
+    assert "Not, or not wholly, answered" in page
+    nothing = {**found, "first": None, "rows": [], "ties": [], "headline": "No candidate keeps the SLO at this rate"}
+    assert "No candidate keeps the SLO" in plan_html.render(nothing)

@@ -75,8 +75,8 @@ def _decision(p: Mapping[str, Any]) -> Html:
         node = first["loss"]
         lost = "" if not node else (" It keeps its promise when a node is lost." if node["keeps"] else
                                     " When a node is lost it does not keep its promise.")  # fmt: skip
-        share, by = first["growth"], percent(p["want"]["growth"])
-        grown = "" if share is None else f" With the growth of {by} {percent(share)} of the requests are good."
+        share, more = first["growth"], percent(p["want"]["growth"])
+        grown = "" if share is None else f" With the growth of {more} {percent(share)} of the requests are good."
         out.append(tag("p", f"Room for growth: {room}.{grown}{lost}"))
         tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
         if tied:
