@@ -216,7 +216,11 @@ def run_dir(tmp_path_factory) -> Path:
 
 def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
     want = Want(Workload.from_dict(dict(LOAD)), 20.0, SLO, jobs=1)
-    offers = {"H100 SXM": next(o for o in shipped() if "H100 SXM" in o.machines)}
+    the_offer = next(o for o in shipped() if "H100 SXM" in o.machines)
+
+    def offers(machine: str | None):
+        return the_offer if machine == "H100 SXM" else None
+
     (m,), story = planning_facts.measured(str(run_dir), want, offers, (100.0, 40.0, LLAMA))
     assert m.entry["kind"] == "simulated", "what was not measured is not called so"
     assert m.entry["replicas"] == 2
@@ -225,8 +229,9 @@ def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
     assert any("not measured together" in d for d in m.entry["doubts"])
     assert story["points"][0]["phases"]["decode"]["ms"] > 0
     assert story["other"] == ""
-    _, story = planning_facts.measured(str(run_dir), want, offers, (100.0, 40.0, "Qwen/Qwen3-8B"))
-    assert "not of Qwen/Qwen3-8B" in story["other"]
+    none, story = planning_facts.measured(str(run_dir), want, offers, (100.0, 40.0, "Qwen/Qwen3-8B"))
+    assert not none, "a run of another model is no candidate"
+    assert "not of Qwen/Qwen3-8B" in story["unused"][0]
     none, story = planning_facts.measured(
         str(run_dir), dataclasses.replace(want, rate=13.0), offers, (100.0, 40.0, LLAMA)
     )
@@ -234,6 +239,7 @@ def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
     assert "no whole part" in story["unused"][0]
     (other,), _ = planning_facts.measured(str(run_dir), want, offers, (1000.0, 40.0, LLAMA))
     assert any("another load" in d for d in other.entry["doubts"])
+    assert not other.row.eligible, "of another load it shows nothing for sure"
 
 
 @pytest.mark.parametrize(("claims", "model", "same", "state"), [

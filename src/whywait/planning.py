@@ -111,8 +111,13 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     chosen = finalists(sized, lambda s: states[s.name][0] in judged.TESTED)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
+
+    def price(machine: str | None) -> Offer | None:
+        """Of a run's machine, which need not be among the candidates': by the same terms."""
+        return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
+
     mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    runs = [planning_facts.measured(r, want, money.offers, (*mean, model.name)) for r in ask.runs]
+    runs = [planning_facts.measured(r, want, price, (*mean, model.name)) for r in ask.runs]
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -232,7 +237,10 @@ def _judge(found: dict[str, Any], rows: Sequence[Row], entries: Mapping[str, Map
         figures = {}
         for key in FIGURES:
             low, high = judged.interval(r.draws.get(key))
-            figures[key] = {"value": r.figures.get(key), "low": low, "high": high}
+            value = r.figures.get(key)
+            if key != "cost" and value is not None and low is not None and high is not None:
+                low, high = min(low, value), max(high, value)  # of cost it is of what is needed, not of this size
+            figures[key] = {"value": value, "low": low, "high": high}
         sure = judged.better(first, r) if first is not None and r is not first else None
         found["rows"].append({
             "rank": i + 1, "name": r.name, "shape": r.shape, "group": r.group, "meets": r.meets, "quality": r.quality,

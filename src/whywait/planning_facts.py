@@ -4,7 +4,7 @@ application layer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ class Measured:
 
 
 def measured(
-    directory: str, want: Any, offers: Mapping[str, Offer | None], like: tuple[float, float, str]
+    directory: str, want: Any, price: Callable[[str | None], Offer | None], like: tuple[float, float, str]
 ) -> tuple[list[Measured], dict[str, Any]]:
     """Candidates of a saved run, one per load point whose rate is a whole part of the one asked for; and what the run
     tells of where time goes. ``want`` is ``planning_search.Want``.
@@ -142,20 +142,24 @@ def measured(
     run, summary = result.run, result.summary
     machine = the_machine(run)
     name = machine.name if machine else None
-    offer = offers.get(name) if name else None
+    offer = price(name)
     slo = dict(want.slo) or dict(run.manifest.slo)
     billed = bill(run, BillAsk(tuple([offer] if offer else ()), slo=slo))
-    out, unused = [], []
+    other, surely = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
+    out: list[Measured] = []
+    unused: list[str] = []
     for p, b in zip(summary["points"], billed["points"], strict=True):
         at = p["target"] if p["mode"] == "rate" else p["offered"].get("sent_per_s") if p["mode"] == "trace" else None
         copies = max(1, round(want.rate / at)) if at else 0
         where = f"{directory}, {p['mode']} {p['target'] if p['target'] is not None else ''}".strip()
+        if surely:
+            unused.append(f"{where}: {other}")
+            continue
         if not at or abs(copies * at / want.rate - 1) > NEAR:
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
                           f"{at:g}/s is no whole part of {want.rate:g}/s"))  # fmt: skip
             continue
         out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer)))
-    other = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
     story = {
         "other": other,
         "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
@@ -201,9 +205,12 @@ def _candidate(
             draws[key] = value * each
     made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
-    row = Row(name, f"run {directory}", name, figures, draws, state_of(shares, want.share), "as published")
-    other = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
+    other, _ = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
     doubts = [*([other] if other else []), *_other_load(one, like[:2])]
+    state = state_of(shares, want.share)
+    if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
+        state = "undecided"
+    row = Row(name, f"run {directory}", name, figures, draws, state, "as published")
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
@@ -214,15 +221,17 @@ def _candidate(
     return Measured(row, entry)
 
 
-def _other_model(called: str, wanted: str) -> str:
-    """What to say where a run is not, or not surely, of the plan's model."""
+def _other_model(called: str, wanted: str) -> tuple[str, bool]:
+    """What to say where a run is not, or not surely, of the plan's model; and whether it surely is of another."""
     try:
         found = model_named(called).name if called else ""
     except WhywaitError:
         found = ""
     if found == wanted:
-        return ""
-    return f"it is of {found}, not of {wanted}" if found else f"it is of a model called {called!r}, not surely {wanted}"
+        return "", False
+    if found:
+        return f"it is of {found}, not of {wanted}", True
+    return f"it is of a model called {called!r}, not surely {wanted}", False
 
 
 def _other_load(one: Any, lengths: tuple[float, float]) -> list[str]:

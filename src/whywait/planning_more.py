@@ -211,7 +211,9 @@ def _trial(s: Shape, money: plan_money.Basis) -> float | None:
 
 def _command(rate: float, ask: Any) -> str:
     """What to type on the machine, the rate that one replica would have and more."""
-    load = f"--workload {ask.workload_file}" if ask.workload_file else "--workload FILE"
+    classes = ask.workload.classes
+    lengths = f"--prompt-tokens '{classes[0].prompt_tokens}' --output-tokens '{classes[0].output_tokens}'"
+    load = f"--workload {ask.workload_file}" if ask.workload_file else lengths
     slo = ",".join(f"{k.removesuffix('_ms')}={v:g}ms" for k, v in ask.slo.items())
     rates = ",".join(f"{rate * x:.3g}" for x in (0.7, 1.0, 1.3))
     return f"whywait sweep URL --load --rate {rates} {load}" + (f" --slo {slo}" if slo else "")

@@ -171,13 +171,13 @@ def _goodput(p: Plan) -> dict[str, Any]:
         )
     errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
     evidence += list(errors)
-    measured = any(r["kind"] == "measured" for r in rows)
+    measured = any(r["kind"] == "measured" and r["meets"] != "undecided" for r in rows)
     kept = (
         f"{len(held)} of {len(rows)} candidates looked at closely keep it for sure"
         if held
         else "No candidate surely does"
     )
-    answer = kept + ("." if measured else "; none of them was measured, all are modelled.")
+    answer = kept + ("." if measured else "; none of them was measured under this load.")
     command = next((e["command"] for e in p["experiments"] if e["command"]), "")
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
