@@ -58,6 +58,27 @@ def show(p: argparse.ArgumentParser) -> None:
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
 
 
+def bill(p: argparse.ArgumentParser) -> None:
+    p.add_argument("run_dir", metavar="RUN", help="folder of a saved run: measured, simulated or imported")
+    g = p.add_argument_group("prices (default: the shipped offers for the run's machine; docs/bill.md)")
+    g.add_argument("--price", metavar="FILE", help="a price book of your own (TOML)")
+    g.add_argument("--price-per-hour", type=rate, metavar="X", help="of one device, all in; with --currency")
+    g.add_argument("--owned", metavar="LIST", help="capex=250000,devices=8,years=4,power_price=0.12,pue=1.3,"
+                   "hosting=900,utilisation=0.6; with --currency")  # fmt: skip
+    g.add_argument("--currency", metavar="CODE", help="of what is given here: USD, EUR, … (nothing is converted)")
+    g.add_argument("--price-date", metavar="DATE", help="of what is given here (default: today)")
+    p.add_argument("--devices", type=positive, metavar="N", help="devices that serve, where the run does not tell")
+    p.add_argument(
+        "--power-model", metavar="LIST", help="watts where none were metered: idle_w=70,busy_w=600,host_w=350"
+    )
+    p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms' (default: the run's)")
+    p.add_argument("--share-by", default="device time", metavar="RULE",
+                   help="'device time' (default), 'output tokens' or 'all tokens'")  # fmt: skip
+    p.add_argument("--requests", metavar="FILE", help="CSV: the share of every request in the energy, by that rule")
+    p.add_argument("--json", action="store_true", help="the bill as JSON on stdout")
+    p.add_argument("--strict", action="store_true", help="exit 3 when a figure of energy is not sure")
+
+
 def watch(p: argparse.ArgumentParser) -> None:
     p.add_argument("url", nargs="?", metavar="URL", help="base URL of the service (or give --prometheus)")
     p.add_argument("--model", help="model name (default: the first the service lists)")

@@ -72,6 +72,46 @@ def what_if(p: argparse.ArgumentParser) -> None:
     p.add_argument("--strict", action="store_true", help="exit 3 when nothing is decided")
 
 
+def plan(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("candidates (docs/plan.md)")
+    g.add_argument("--model", metavar="NAME", help="llama-3.1-70b, …; or a folder with config.json, or a .gguf file")
+    g.add_argument("--machines", metavar="LIST", help="h100,h200,mi300x ('whywait catalog machines')")
+    g.add_argument("--candidates", metavar="FILE", help="TOML: machines, engines, layouts, apply, counts, single ones")
+    g.add_argument("--engines", metavar="LIST", help="vllm,sglang,trtllm (default vllm)")
+    g.add_argument(
+        "--layouts", metavar="LIST", help="'tp=4;tp=8;tp=4,pd=1:2' (default: what fits in a node, and splits)"
+    )
+    g.add_argument("--apply", metavar="LIST", help="sets of techniques: ';fp8-kv;fp8-weights,fp8-kv' (first: none)")
+    g.add_argument("--counts", type=positives, metavar="A,B,…", help="devices (default: what the rate needs)")
+    g.add_argument("--precision", metavar="TYPE", help="of all candidates (default: as published)")
+    g.add_argument(
+        "--run", action="append", default=[], metavar="RUN", help="a measured run, as a candidate; repeatable"
+    )
+    g.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
+    g = p.add_argument_group("what is asked of them")
+    g.add_argument("--rate", type=rate, metavar="R", help="requests per second (default: the workload's own)")
+    asked(p)
+    g.add_argument("--share", type=share, default=0.95, metavar="S", help="of requests that must keep the SLO (0.95)")
+    g.add_argument("--growth", type=rate, default=0.0, metavar="F", help="to have room for: 0.5 is half as much again")
+    g.add_argument("--quality", action="append", default=[], metavar="[NAMES=]DIR",
+                   help="a comparison by 'whywait quality': fp8-weights+fp8-kv=DIR; repeatable")  # fmt: skip
+    g = p.add_argument_group("money (docs/bill.md)")
+    g.add_argument("--price", metavar="FILE", help="a price book of your own (TOML)")
+    g.add_argument("--price-per-hour", metavar="LIST", help="of a device, all in: h100=2.5,h200=3.1; with --currency")
+    g.add_argument("--owned", metavar="LIST", help="capex=250000,devices=8,years=4,power_price=0.12,…; with --currency")
+    g.add_argument("--currency", metavar="CODE", help="USD, EUR, …: only offers in it count (nothing is converted)")
+    g.add_argument("--price-date", metavar="DATE", help="of what is given here (default: today)")
+    g.add_argument("--terms", metavar="TERMS", help="'on demand', reserved or owned (default: what most machines have)")
+    g.add_argument("--budget", metavar="AMOUNT", help="at most: 20/h, in that currency")
+    p.add_argument("--draws", type=positive, default=12, metavar="N", help="of what is not known (default 12)")
+    p.add_argument("--jobs", type=int, default=0, metavar="N", help="processes at most (default: one per core)")
+    p.add_argument("--again", metavar="PLAN", help="make a kept plan again from its inputs alone")
+    p.add_argument("--out", metavar="DIR", help="folder of plan.json, plan.csv, plan.html (default: whywait-runs/…)")
+    p.add_argument("--json", action="store_true", help="the plan as JSON on stdout")
+    p.add_argument("--strict", action="store_true", help="exit 3 unless one candidate is first beyond the error")
+    p.set_defaults(tokenizer=None, language=None, temperature=None, timeout=None)
+
+
 def serve_sim(p: argparse.ArgumentParser) -> None:
     _deployment(p)
     p.add_argument("--run", metavar="RUN", help="the service of this run, calibrated on it, with --apply and the like")

@@ -134,14 +134,14 @@ def delta(
     """Growth of a counter over the window, summed over its series. Resets are bridged: after one, the counter has grown
     by at least what it shows."""
     found = _from_nothing(series(readings, name, source, where))
-    parts = [d for s in found if (d := _delta(s, window)) is not None]
+    parts = [d for s in found if (d := delta_of(s, window)) is not None]
     if not parts:
         return None
     start, end = max(p.start_ns for p in parts), min(p.end_ns for p in parts)
     first, last = min(p.start_ns for p in parts), max(p.end_ns for p in parts)
     if end - start >= TOGETHER * (last - first):
         if (start, end) != (first, last):  # so that amount and time are of the same stretch
-            parts = [d for s in found if (d := _delta(s, (math.floor(start), math.ceil(end)))) is not None]
+            parts = [d for s in found if (d := delta_of(s, (math.floor(start), math.ceil(end)))) is not None]
     else:  # replicas that came and went: each counts for as long as it was read
         start, end = first, last
     return Delta(
@@ -174,7 +174,8 @@ def _padded(s: Series, other: Series) -> Series:
     return Series(s.source, s.labels, *(np.concatenate(pair) for pair in columns))
 
 
-def _delta(s: Series, window: Window) -> Delta | None:
+def delta_of(s: Series, window: Window) -> Delta | None:
+    """As :func:`delta`, of one series; None where it has no two readings that reach into the window."""
     t = s.t_ns
     if len(t) < 2:
         return None

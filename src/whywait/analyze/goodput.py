@@ -110,7 +110,7 @@ def goodput(run: Run, slo: Mapping[str, float], w: Window | None = None, c: Cont
     good = meets(run, slo, c, lat)
     due = int(was_due(run).sum())
     answers = answer_tokens(run)
-    only = Content(**{**c.__dict__, **_answers_only(run, c, answers)})
+    only = Content(**{**c.__dict__, **answers_only(run, c, answers)})
     counted = run.requests.replace(output_tokens=answers)
     bare = Run(run.manifest, run.points, counted, run.chunks, run.steps, run.readings)
     return Goodput(
@@ -136,7 +136,7 @@ def answer_tokens(run: Run) -> Array:
     return out
 
 
-def _answers_only(run: Run, c: Content, answers: Array) -> dict[str, Array]:
+def answers_only(run: Run, c: Content, answers: Array) -> dict[str, Array]:
     """Tokens of the answer chunks only: as the service says, else the request's answer tokens spread evenly."""
     answer = np.isin(c.kind, _NOT_REASONING)
     chunks = np.bincount(c.row[answer], minlength=len(run.requests))

@@ -124,17 +124,19 @@ class _Zone:
         self._range = read_int(str(path / "max_energy_range_uj"))
         self._last: int | None = None
         self._total = 0
+        self._lost = False
 
     def joules(self) -> float | None:
         now = read_int(str(self.path / "energy_uj"))
-        if now is None:
+        if now is None or self._lost:
             return None
         if self._last is None:
             self._total = now
         elif now >= self._last:
             self._total += now - self._last
         elif self._range is None:
-            return None  # it wrapped and we cannot know by how much
+            self._lost = True  # it wrapped and we cannot know by how much, now or later
+            return None
         else:
             self._total += now + self._range - self._last
         self._last = now

@@ -104,6 +104,10 @@ def show(args: argparse.Namespace) -> int:
         from whywait.verbs import quality
 
         return quality.show(args)
+    if (Path(args.run_dir) / "plan.json").exists():
+        from whywait.verbs import plan
+
+        return plan.show(args)
     if (Path(args.run_dir) / "vary.json").exists():
         from whywait.verbs import vary
 

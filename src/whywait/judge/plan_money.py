@@ -1,0 +1,72 @@
+"""What a candidate costs an hour, by offers of the price book; which of them a comparison is made by. Pure.
+
+Offers are never averaged and nothing is converted: of each machine the cheapest offer of one kind of terms and one
+currency stands, the same for all machines where the book allows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from whywait.physics.prices import TERMS, Offer, of_machine
+
+
+class Basis(NamedTuple):
+    """``offers`` by machine, None where there is none; ``mixed``: their terms differ, since no terms has all."""
+
+    offers: Mapping[str, Offer | None]
+    terms: str
+    currency: str
+    mixed: bool = False
+
+    @property
+    def unpriced(self) -> list[str]:
+        return [m for m, o in self.offers.items() if o is None]
+
+
+def basis(
+    offers: Sequence[Offer], machines: Sequence[str], terms: str | None = None, currency: str | None = None
+) -> Basis:
+    """The offers to compare by. Without ``terms`` those that most of the machines have, on demand before reserved
+    before owned; without ``currency`` the one that most offers are in."""
+    mine = {m: of_machine(offers, m) for m in machines}
+    seen = Counter(o.currency for os in mine.values() for o in os)
+    money = currency or (seen.most_common(1)[0][0] if seen else "USD")
+    by = {m: [o for o in os if o.currency == money] for m, os in mine.items()}
+    wanted = terms or max(TERMS, key=lambda t: (sum(any(o.terms == t for o in os) for os in by.values()),
+                                                -TERMS.index(t)))  # fmt: skip
+    found: dict[str, Offer | None] = {}
+    for m, os in by.items():
+        fitting = [o for o in os if o.terms == wanted] or ([] if terms else list(os))
+        found[m] = min(fitting, key=lambda o: sum(o.hourly().values())) if fitting else None
+    mixed = len({o.terms for o in found.values() if o is not None}) > 1
+    return Basis(found, wanted, money, mixed)
+
+
+def all_terms(offers: Sequence[Offer], machines: Sequence[str], currency: str) -> list[Basis]:
+    """A basis for every kind of terms that prices at least two of the machines (or the only one)."""
+    found = [basis(offers, machines, t, currency) for t in TERMS]
+    return [b for b in found if len(machines) - len(b.unpriced) >= min(2, len(machines))]
+
+
+def per_hour(o: Offer | None, devices: int, watts: float | None, idle_w: float | None) -> float | None:
+    """Money of an hour of use of ``devices``; ``watts`` of all of them, ``idle_w`` of one with nothing to do. None
+    where there is no offer, or its power is to be paid and not known."""
+    if o is None:
+        return None
+    rent = devices * sum(o.hourly().values())
+    if o.all_in or not o.per_joule:
+        return rent
+    idle = o.idle_joules(None if idle_w is None else idle_w * devices, 3600.0)
+    if watts is None or idle is None:
+        return None
+    return rent + (watts * 3600.0 + idle) * o.per_joule
+
+
+def plain(o: Offer) -> dict[str, Any]:
+    """An offer as JSON values, with what an hour comes to."""
+    return {"name": o.name, "terms": o.terms, "currency": o.currency, "date": o.date, "source": o.source,
+            "note": o.note or None, "per_device_hour": sum(o.hourly().values()),
+            "per_kwh": o.per_joule * 3.6e6 if o.per_joule else None}  # fmt: skip

@@ -1,0 +1,219 @@
+"""What is asked of the best candidates only: headroom, the loss of a node, what turns the ranking over, and the
+experiment that would tell. Part of the application layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from whywait.core.schedule import Schedule
+from whywait.judge import plan_money, plan_sense
+from whywait.judge.plan import TESTED, Floats, Row
+from whywait.planning_search import Drawn, Search, idle_w, scaled_output, scaled_reuse
+from whywait.planning_space import Shape
+from whywait.sim.deployment import Deployment
+
+GROWN = (1.1, 1.25, 1.5, 2.0, 3.0)
+SHOWN, VARIED = 6, 5  # candidates looked at for headroom; shapes whose ranking is tried under other assumptions
+BY = 0.3
+TRIAL_H = 0.5  # hours of an experiment: start, warm-up, a few load points
+Change = Callable[[Schedule], Schedule]
+
+
+def more(
+    search: Search, best: Sequence[Drawn], rows: Sequence[Row],
+    of: tuple[Any, plan_money.Basis, Mapping[str, tuple[str, str]]],
+) -> dict[str, Any]:  # fmt: skip
+    """``extra`` by name (headroom, growth, loss), ``sensitivity``, ``experiments``, ``untested``."""
+    ask, money, states = of
+    settled = [d for d in best if d.meets == "holds"][:SHOWN] or list(best[:SHOWN])
+    sense = _sensitivity(search, settled, ask, money, states)
+    return {"extra": _headroom(search, settled, ask.growth), "sensitivity": sense,
+            "experiments": _experiments(search, best, rows, ask, money),
+            "untested": plan_sense.untested(rows)}  # fmt: skip
+
+
+def _headroom(search: Search, of: Sequence[Drawn], growth: float) -> dict[str, dict[str, Any]]:
+    """Of each: how much more load it takes, whether the growth, and what is left when a node is lost."""
+    grown = sorted({*GROWN, *([1 + growth] if growth else [])})
+    cells, where = [], []
+    for d in of:
+        for g in grown:
+            where.append((d, g))
+            cells.append(search.whole(d.deployment, search.want.rate * g, longer=True))
+        lost = lost_with_a_node(d.deployment)
+        if lost < d.replicas:
+            where.append((d, 0.0))
+            cells.append(search.whole(d.shape.times(d.replicas - lost), search.want.rate, longer=True))
+    found = search.run(cells, "growth and a lost node")
+    out: dict[str, dict[str, Any]] = {}
+    for d in of:
+        shares = {g: f.get("goodput_share") or 0.0 for (one, g), f in zip(where, found, strict=True) if one is d}
+        after = shares.pop(0.0, 0.0)
+        held = 1.0
+        for g in grown:
+            if shares[g] < search.want.share:
+                break
+            held = g
+        out[f"{d.shape.devices * d.replicas} × {d.shape.name}"] = {
+            "headroom": held - 1, "headroom_open": held == grown[-1],
+            "growth": shares[1 + growth] if growth else None,
+            "loss": {"replicas": lost_with_a_node(d.deployment), "share": after, "keeps": after >= search.want.share},
+        }  # fmt: skip
+    return out
+
+
+def lost_with_a_node(d: Deployment) -> int:
+    """Replicas that go with a node of the machine; all, where a replica spans nodes or there is but one node."""
+    each = d.devices // max(d.replicas, 1)
+    return min(d.replicas, max(1, math.ceil(max(d.machine.node, 1) / each)))
+
+
+def _sensitivity(
+    search: Search, settled: Sequence[Drawn], ask: Any, money: plan_money.Basis, states: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    able = [d for d in settled if states[d.shape.name][0] in TESTED] or list(settled)
+    shapes: dict[str, Drawn] = {}
+    for d in able:
+        shapes.setdefault(d.shape.name, d)
+    top = list(shapes.values())[:VARIED]
+    plain = _costs(search, top, money, None, 1.0)
+    safe = {d.shape.name: _safe(d, search, money) for d in top}
+    base = {n: safe[n] if c is not None else None for n, c in plain.items()}
+
+    def moved(costs: dict[str, float | None]) -> dict[str, float | None]:
+        """The cost of the size that the draws asked for, by as much as the central one moved."""
+        out: dict[str, float | None] = {}
+        for n, c in costs.items():
+            was, held = plain[n], base[n]
+            out[n] = None if c is None or was is None or held is None else held * c / was
+        return out
+
+    machine_of = {d.shape.name: d.shape.machine for d in top}
+    varied = plan_sense.priced(base, machine_of, BY)
+    skipped = []
+    for name, change, acceptance, why in _assumptions(search, top):
+        if why:
+            skipped.append({"assumption": name, "why": why})
+            continue
+        for by in (1 + BY, 1 - BY):
+            costs = _costs(search, top, money, change(by) if change else None, by if acceptance else 1.0)
+            varied.append(plan_sense.Varied(name, f"{by - 1:+.0%}".replace("-", "−").replace("%", " %"), moved(costs)))
+    terms = []
+    for b in plan_money.all_terms(ask.offers, list(money.offers), money.currency):
+        other = {n: _at_other(c, money.offers.get(machine_of[n]), b.offers.get(machine_of[n])) for n, c in base.items()}
+        if any(c is not None for c in other.values()):
+            varied.append(plan_sense.Varied("terms", b.terms, other))
+            terms.append({"terms": b.terms, "costs": other})
+    return {"by": BY, "base": base, "flips": [f.as_dict() for f in plan_sense.flips(base, varied)], "skipped": skipped,
+            "break_even": plan_sense.break_even(base, machine_of), "terms": terms}  # fmt: skip
+
+
+def _safe(d: Drawn, search: Search, money: plan_money.Basis) -> float | None:
+    hour = plan_money.per_hour(money.offers.get(d.shape.machine), d.deployment.devices, _watts(d), idle_w(d.deployment))
+    good = (d.central.get("goodput_share") or 0.0) * search.want.rate
+    return None if hour is None or not good else hour / (good * 3600) * 1000
+
+
+def _at_other(cost: float | None, now: Any, then: Any) -> float | None:
+    """The cost by another offer: in proportion to what an hour of a device is."""
+    if cost is None or now is None or then is None:
+        return None
+    return float(cost * sum(then.hourly().values()) / sum(now.hourly().values()))
+
+
+def _assumptions(search: Search, top: Sequence[Drawn]) -> list[tuple[str, Callable[[float], Change] | None, bool, str]]:
+    """(name, what it does to the load, whether acceptance moves, why it cannot be tried)."""
+    s = search.loads.sample
+    reuse = "" if (s.prefix_tokens > 0).any() or s.blocks else "no beginnings are shared in this load"
+    drafts = "" if any(d.deployment.speculation for d in top) else "none of the best uses drafts"
+    return [("output length", scaled_output, False, ""), ("prefix hit rate", scaled_reuse, False, reuse),
+            ("acceptance of drafts", None, True, drafts)]  # fmt: skip
+
+
+def _costs(
+    search: Search, top: Sequence[Drawn], money: plan_money.Basis, change: Change | None, acceptance: float
+) -> dict[str, float | None]:
+    """Cost of 1,000 good requests of each shape, its size chosen anew by the central simulation: the least of those
+    around its own that keeps the SLO."""
+    asked, cells = [], []
+    for d in top:
+        low = max(1, math.floor(d.replicas * 0.65))
+        high = math.ceil(d.replicas * 1.5) + 1
+        for n in _spread(low, high):
+            one = _accepting(d.shape.times(n), acceptance)
+            asked.append((d, n))
+            cells.append(search.whole(one, search.want.rate, change=change))
+    found = search.run(cells, "other assumptions")
+    out: dict[str, float | None] = {d.shape.name: None for d in top}
+    for (d, n), f in zip(asked, found, strict=True):
+        if out[d.shape.name] is None and search.keeps(f):
+            hour = plan_money.per_hour(
+                money.offers.get(d.shape.machine), n * d.shape.devices, _watts(d), idle_w(d.deployment)
+            )
+            good = (f["goodput_share"] or 0.0) * search.want.rate
+            out[d.shape.name] = None if hour is None else hour / (good * 3600) * 1000
+    return out
+
+
+def _spread(low: int, high: int) -> list[int]:
+    if high - low < 9:
+        return list(range(low, high + 1))
+    return sorted({round(x) for x in np.linspace(low, high, 9).tolist()})
+
+
+def _watts(d: Drawn) -> float | None:
+    return d.central.get("power_w")
+
+
+def _accepting(d: Deployment, by: float) -> Deployment:
+    if d.speculation is None or by == 1.0:
+        return d
+    moved = tuple(min(1.0, a * by) for a in d.speculation.acceptance)
+    return dataclasses.replace(d, speculation=dataclasses.replace(d.speculation, acceptance=moved))
+
+
+def _experiments(
+    search: Search, best: Sequence[Drawn], rows: Sequence[Row], ask: Any, money: plan_money.Basis
+) -> list[dict[str, Any]]:
+    by_name = {f"{d.shape.devices * d.replicas} × {d.shape.name}": d for d in best}
+    hourly: dict[str, Floats] = {}
+    for r in rows:
+        hour = r.figures.get("hourly")
+        shares = r.draws.get("share")
+        if hour is not None and shares is not None:
+            hourly[r.name] = np.where(shares >= search.want.share, hour, np.inf)
+    tested = {r.name for r in rows if r.quality in TESTED}
+    small: dict[str, Shape] = {}  # what would be measured: one replica of a group's best
+    for name, d in by_name.items():
+        if name in tested:
+            small.setdefault(d.shape.group, d.shape)
+    price = {g: _trial(s, money) for g, s in small.items()}
+    out = []
+    for e in plan_sense.experiments(rows, hourly, price):
+        shape = small.get(e.of)
+        if shape is None:  # a run that was measured already
+            continue
+        replicas = next(d.replicas for d in best if d.shape.name == shape.name)
+        command = _command(search.want.rate / replicas, ask)
+        out.append({**e.as_dict(), "command": command, "shape": shape.name, "devices": shape.devices, "hours": TRIAL_H})
+    return out
+
+
+def _trial(s: Shape, money: plan_money.Basis) -> float | None:
+    offer = money.offers.get(s.machine)
+    return None if offer is None else TRIAL_H * s.devices * sum(offer.hourly().values())
+
+
+def _command(rate: float, ask: Any) -> str:
+    """What to type on the machine, the rate that one replica would have and more."""
+    classes = ask.workload.classes
+    lengths = f"--prompt-tokens '{classes[0].prompt_tokens}' --output-tokens '{classes[0].output_tokens}'"
+    load = f"--workload {ask.workload_file}" if ask.workload_file else lengths
+    slo = ",".join(f"{k.removesuffix('_ms')}={v:g}ms" for k, v in ask.slo.items())
+    rates = ",".join(f"{rate * x:.3g}" for x in (0.7, 1.0, 1.3))
+    return f"whywait sweep URL --load --rate {rates} {load}" + (f" --slo {slo}" if slo else "")

@@ -1,0 +1,386 @@
+"""How many of each shape the load needs, and what they do then: bound, search, draws. Part of the application layer.
+
+Three steps, each dearer and more exact than the one before, each on fewer candidates: a rate that a shape surely does
+not exceed (``sim.bound``); one replica at its share of the rate, by halving; the whole service, simulated in draws of
+what is not known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whywait.core.schedule import Schedule, Workload
+from whywait.errors import UsageError
+from whywait.judge.plan import state_of
+from whywait.load.recipe import Load, schedule_of
+from whywait.physics import power
+from whywait.physics.prices import Offer
+from whywait.planning_space import Shape
+from whywait.sim.bound import Bound, bound
+from whywait.sim.deployment import Deployment
+from whywait.sim.draws import prior_draws
+from whywait.sim.grid import Cell, grid
+from whywait.sim.loads import Options, capacities_of
+
+Found = Mapping[str, float | None]
+Progress = Callable[[str, int, int], None]
+KEEP = 2.0  # a shape that is dearer than so many times the best, at its bound, is not simulated
+FINAL = 12  # shapes simulated in draws
+STEPS = 4  # sizes tried until the draws are sure
+DRAWS, SEEDS = 12, 4
+LEAST, FULL, MOST = 240, 400, 4000  # requests of one replica's trial, of a whole service's at least and at most
+SPAN_S = 60.0
+DENSE, WIDER = 16, 1.12  # sizes are tried one by one up to so many replicas, then so much farther apart
+BEYOND = 1.5  # times the dearest size tried, where a draw keeps the SLO at none
+REACH = 6.0  # times the replicas that the bound asks for that are tried at most
+
+
+@dataclass(frozen=True)
+class Want:
+    """What is asked of every candidate. ``share`` of the requests must keep ``slo`` (ms; per class in the workload
+    where empty) at ``rate`` a second."""
+
+    workload: Workload
+    rate: float
+    slo: Mapping[str, float]
+    share: float = 0.95
+    seed: int = 1
+    jobs: int = 0
+    draws: int = DRAWS
+    budget: float | None = None  # money an hour
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits by key, ms: of all; else those that every class has, the widest of them."""
+        if self.slo:
+            return dict(self.slo)
+        keys = {k for c in self.workload.classes for k in c.slo}
+        found = {k: max(c.slo.get(k, math.inf) for c in self.workload.classes) for k in sorted(keys)}
+        return {k: v for k, v in found.items() if math.isfinite(v)}
+
+
+@dataclass
+class Sized:
+    """A shape on its way: its bound, the sizes that come in question, the least one that keeps the SLO with one replica
+    simulated (None: none does), and what that replica did."""
+
+    shape: Shape
+    bound: Bound
+    ladder: tuple[int, ...]
+    price: float | None
+    least: int | None = None
+    seen: dict[int, Found] = field(default_factory=dict)
+    why: str = ""
+
+    def hourly(self, n: int) -> float | None:
+        return None if self.price is None else n * self.shape.devices * self.price
+
+
+@dataclass
+class Drawn:
+    """A candidate simulated whole: the central figures, and those of each draw."""
+
+    shape: Shape
+    replicas: int
+    central: Found
+    draws: Sequence[Found]
+    meets: str
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.shape.times(self.replicas)
+
+
+class Loads:
+    """Schedules by rate, seed and variant, made once each."""
+
+    def __init__(self, want: Want) -> None:
+        self.want, self.list = want, list[Schedule]()
+        self._at: dict[tuple[object, ...], int] = {}
+
+    def at(
+        self, rate: float, k: int = 0, least: int = FULL, change: Callable[[Schedule], Schedule] | None = None
+    ) -> int:
+        """The number of the schedule of the ``k``-th seed at ``rate``."""
+        key = (round(rate, 9), k, least, change)
+        if key not in self._at:
+            w = dataclasses.replace(self.want.workload, seed=self.want.workload.seed + k)
+            n = max(least, min(MOST, math.ceil(rate * self.span)))
+            made, _ = schedule_of(Load("rate", rate, n), w, 0, 0)
+            self.list.append(change(made) if change else made)
+            self._at[key] = len(self.list) - 1
+        return self._at[key]
+
+    def long(self, rate: float) -> int:
+        """Requests of a trial twice as long as usual: a load little above capacity takes its time to show."""
+        return max(FULL, min(2 * MOST, math.ceil(rate * 2 * self.span)))
+
+    @cached_property
+    def sample(self) -> Schedule:
+        return schedule_of(Load("rate", self.want.rate, FULL), self.want.workload, 0, 0)[0]
+
+    @cached_property
+    def span(self) -> float:
+        """Seconds of load: long enough that the service is in its steady state for most of it."""
+        token = self.want.limits.get("tpot_ms", 50.0) / 1e3
+        return max(SPAN_S, 4 * token * float(self.sample.output_tokens.mean()))
+
+
+class Search:
+    def __init__(self, want: Want, prices: Mapping[str, Offer | None], progress: Progress | None = None) -> None:
+        self.want, self.prices, self.progress = want, prices, progress
+        self.loads = Loads(want)
+        classes = {c.name: dict(c.slo) for c in want.workload.classes if c.slo}
+        self.options = Options("none", want.workload.timeout_s, warm=want.workload.cache == "warm", slo=dict(want.slo),
+                               slo_of_classes=classes)  # fmt: skip
+        self.simulated = 0
+
+    def screen(self, shapes: Sequence[Shape]) -> tuple[list[Sized], list[dict[str, str]]]:
+        """Every shape with its bound and its sizes; and those that the bound alone rules out."""
+        out, dropped = [], []
+        for i, s in enumerate(shapes):
+            self._say("bounds", i + 1, len(shapes))
+            try:
+                b = bound(s.deployment, self.loads.sample, self.want.limits.get("tpot_ms"))
+            except UsageError as exc:
+                dropped.append({"name": s.name, "by": "capacity", "why": exc.message})
+                continue
+            offer = self.prices.get(s.machine)
+            price = None if offer is None else sum(offer.hourly().values())
+            ladder, why = self._ladder(s, b, price)
+            if not ladder:
+                dropped.append({"name": s.name, "by": "bound", "why": why})
+            else:
+                out.append(Sized(s, b, ladder, price))
+        return out, dropped
+
+    def _ladder(self, s: Shape, b: Bound, price: float | None) -> tuple[tuple[int, ...], str]:
+        """Sizes that may do, ascending: none below what the bound asks for even if the machine is better than its
+        fit."""
+        if b.surely <= 0:
+            return (), b.why
+        need = self.want.rate * self.want.share
+        low, high = max(1, math.ceil(need / b.surely)), math.ceil(REACH * self.want.rate / b.requests_per_s) + 4
+        sizes = [n for n in s.counts if n >= low] if s.counts else _sizes(low, high)
+        if not sizes:
+            most = max(s.counts)
+            return (), (f"{most * s.devices} devices serve at most {most * b.surely:.3g} requests/s, by its bound")
+        if self.want.budget is not None and price is not None:
+            afford = int(self.want.budget / (price * s.devices) + 1e-9)
+            if not (sizes := [n for n in sizes if n <= afford]):
+                return (), f"over the budget: the rate needs {low * s.devices} devices at least, by its bound"
+        return tuple(sizes), ""
+
+    def least(self, sized: Sequence[Sized]) -> list[dict[str, str]]:
+        """Finds the least size of each, by halving, the cheapest bounds first; what even at its bound costs more than
+        ``KEEP`` times the best found is left out and named."""
+        dropped: list[dict[str, str]] = []
+        order = sorted(sized, key=lambda x: (x.price is None, x.hourly(x.ladder[0]) or 0.0))
+        batch = max(16, len(order) // 4)
+        best = math.inf
+        for start in range(0, len(order), batch):
+            part = []
+            for x in order[start : start + batch]:
+                floor = x.hourly(x.ladder[0])
+                if floor is not None and floor > KEEP * best:
+                    x.why = f"at its bound it costs more than {KEEP:g} times the best"
+                    dropped.append({"name": x.shape.name, "by": "cost at its bound", "why": x.why})
+                else:
+                    part.append(x)
+            self._halve(part)
+            found = [h for x in part if x.least is not None and (h := x.hourly(x.least)) is not None]
+            best = min([best, *found])
+        return dropped
+
+    def _halve(self, part: Sequence[Sized]) -> None:
+        ends = {id(x): (0, len(x.ladder)) for x in part}  # least is at an index in [low, high]; high: none
+        while open_ := [x for x in part if ends[id(x)][0] < ends[id(x)][1]]:
+            asked = []
+            for x in open_:
+                low, high = ends[id(x)]
+                asked.append(x.ladder[min((low + high) // 2, low + 6)])  # the first sizes are the likely ones
+            pairs = list(zip(open_, asked, strict=True))
+            cells = [self.cell(x.shape.deployment, self.want.rate / n, LEAST) for x, n in pairs]
+            found = self.run(cells, "one replica of each")
+            for x, n, f in zip(open_, asked, found, strict=True):
+                x.seen[n] = f
+                low, high = ends[id(x)]
+                at = x.ladder.index(n)
+                ends[id(x)] = (low, at) if self.keeps(f) else (at + 1, high)
+        for x in part:
+            at = ends[id(x)][0]
+            x.least = x.ladder[at] if at < len(x.ladder) else None
+            if x.least is None:
+                got = max((f.get("goodput_share") or 0.0 for f in x.seen.values()), default=0.0)
+                x.why = (f"with {x.ladder[-1] * x.shape.devices} devices {got:.0%} of the requests keep the SLO, "
+                         f"{self.want.share:.0%} are asked for")  # fmt: skip
+
+    def keeps(self, f: Found) -> bool:
+        return (f.get("goodput_share") or 0.0) >= self.want.share
+
+    def draw(self, finalists: Sequence[Sized]) -> list[Drawn]:
+        """Each finalist at its least size and the one below, and at larger ones until the draws are sure (``STEPS`` at
+        most)."""
+        at = {id(x): x.ladder.index(x.least) for x in finalists if x.least is not None}
+        todo = [x for x in finalists if id(x) in at]
+        below = [(x.shape, x.ladder[at[id(x)] - 1]) for x in todo if at[id(x)] > 0]
+        out: list[Drawn] = []
+        for step in range(STEPS):
+            asked = [(x.shape, x.ladder[at[id(x)]]) for x in todo]
+            got = self._drawn([*asked, *(below if not step else [])])
+            out += got
+            todo = [x for x, d in zip(todo, got, strict=False) if d.meets != "holds" and at[id(x)] + 1 < len(x.ladder)]
+            for x in todo:
+                at[id(x)] = _next(x.ladder, at[id(x)], step)
+            if not todo:
+                break
+        return out
+
+    def _drawn(self, of: Sequence[tuple[Shape, int]]) -> list[Drawn]:
+        cells: list[Cell] = []
+        for shape, n in of:
+            cells.append(self.whole(shape.times(n), self.want.rate, keep="sample"))
+            for k, e in enumerate(prior_draws(shape.times(n), self.want.draws, seed_of(shape.group, self.want.seed))):
+                one = dataclasses.replace(shape.times(n), efficiency=e)
+                cells.append(self.whole(one, self.want.rate, k=1 + k % SEEDS, keep="sample"))
+        found = self.run(cells, "whole services in draws")
+        each = 1 + self.want.draws
+        out = []
+        for i, (shape, n) in enumerate(of):
+            mine = [_of_all(f, n / cells[i * each].deployment.replicas) for f in found[i * each : (i + 1) * each]]
+            shares = [f.get("goodput_share") or 0.0 for f in mine[1:]]
+            out.append(Drawn(shape, n, mine[0], mine[1:], state_of(shares, self.want.share)))
+        return out
+
+    def whole(self, d: Deployment, rate: float, *, k: int = 0, keep: str = "none", longer: bool = False,
+              change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
+        """All of ``d`` under ``rate``; of a service so large that ``MOST`` requests are over before it is in its steady
+        state, as many of its replicas as they keep busy, at their share of the rate."""
+        needed = rate * self.loads.span * (2 if longer else 1)
+        part = min(d.replicas, max(1, math.floor(d.replicas * MOST / needed)))
+        mine = rate * part / d.replicas
+        least = self.loads.long(mine) if longer else FULL
+        return self.cell(dataclasses.replace(d, replicas=part), mine, least, k=k, keep=keep, change=change)
+
+    def cell(self, d: Deployment, rate: float, least: int, *, k: int = 0, keep: str = "none",
+             change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
+        o = dataclasses.replace(self.options, keep=keep)
+        return Cell(d, self.loads.at(rate, k, least, change), "rate", rate, self.want.seed + k, o)
+
+    def run(self, cells: Sequence[Cell], what: str) -> list[dict[str, float | None]]:
+        """Cells in any order, each a figure; one that cannot be (it does not fit) is empty."""
+        able = [i for i, c in enumerate(cells) if self._fits(c)]
+        self.simulated += len(able)
+        tell = None if self.progress is None else lambda done, of: self._say(what, done, of)
+        found: list[dict[str, float | None]] = [{} for _ in cells]
+        for i, f in zip(able, grid([cells[i] for i in able], self.loads.list, self.want.jobs, tell), strict=True):
+            found[i] = f
+        return found
+
+    def _fits(self, c: Cell) -> bool:
+        """Whether the longest request of its schedule has room: schedules of other seeds have longer ones."""
+        s = self.loads.list[c.schedule]
+        try:
+            capacities_of(c.deployment, float((s.prompt_tokens + s.output_tokens).max(initial=2)))
+        except UsageError:
+            return False
+        return True
+
+    def _say(self, what: str, done: int, of: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, of)
+
+
+def finalists(sized: Sequence[Sized], tested: Callable[[Shape], bool], most: int = FINAL) -> list[Sized]:
+    """Those to be simulated in draws: of every machine the cheapest two, and the cheapest whose answers are tested; the
+    quickest; then the cheapest of all."""
+    able = sorted((x for x in sized if x.least is not None), key=_price)
+    chosen: list[Sized] = []
+
+    def take(found: Sequence[Sized]) -> None:
+        chosen.extend(x for x in found if not any(x is c for c in chosen))
+
+    for machine in dict.fromkeys(x.shape.machine for x in able):
+        mine = [x for x in able if x.shape.machine == machine]
+        take([x for x in mine if tested(x.shape)][:1])
+        take(mine[:1])
+    quick = sorted(able, key=lambda x: x.seen[x.least or 0].get("tpot_ms_p95") or math.inf)
+    take([x for x in quick if tested(x.shape)][:1])
+    for machine in dict.fromkeys(x.shape.machine for x in able):
+        take([x for x in able if x.shape.machine == machine and tested(x.shape)][1:2])
+    take([x for x in able if tested(x.shape)][: most // 2])
+    take(able)
+    return chosen[:most]
+
+
+def _of_all(f: Found, many: float) -> Found:
+    """Figures of a part as those of the whole, ``many`` times as large."""
+    watts = f.get("power_w")
+    return {**f, "power_w": None if watts is None else watts * many}
+
+
+def _price(x: Sized) -> tuple[bool, float, int]:
+    hour = None if x.least is None else x.hourly(x.least)
+    return hour is None, hour or 0.0, (x.least or 0) * x.shape.devices
+
+
+def _sizes(low: int, high: int) -> list[int]:
+    out, n = [], low
+    while n <= high:
+        out.append(n)
+        n = max(n + 1, math.ceil(n * WIDER) if n >= DENSE else n + 1)
+    return out or [low]
+
+
+def _next(ladder: Sequence[int], at: int, step: int) -> int:
+    """A size about a sixth larger each time, and at least the next one."""
+    want = ladder[at] * (1.0 + 0.15 * (step + 1))
+    return next((i for i in range(at + 1, len(ladder)) if ladder[i] >= want), min(at + 1, len(ladder) - 1))
+
+
+def seed_of(group: str, seed: int) -> int:
+    """The same for a group everywhere and always."""
+    return seed + int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big")
+
+
+def idle_w(d: Deployment) -> float | None:
+    return power.idle_w(d.machine) if d.machine.tdp_w is not None else None
+
+
+def scaled_output(by: float) -> Callable[[Schedule], Schedule]:
+    """Answers ``by`` times as long, thinking alike."""
+
+    def change(s: Schedule) -> Schedule:
+        longer = np.maximum(1, np.rint(s.output_tokens * by)).astype(np.int64)
+        thought = np.rint(s.thinking_tokens * by).astype(np.int64)
+        return dataclasses.replace(s, output_tokens=longer, thinking_tokens=thought)
+
+    return change
+
+
+def scaled_reuse(by: float) -> Callable[[Schedule], Schedule]:
+    """Shared beginnings ``by`` times as long; of prompts given by named pieces they can only be cut shorter."""
+
+    def change(s: Schedule) -> Schedule:
+        head = np.minimum(np.rint(s.prefix_tokens * by), s.prompt_tokens - 1).astype(np.int64)
+        blocks = tuple(b[: max(0, math.floor(len(b) * min(by, 1.0)))] for b in s.blocks)
+        return dataclasses.replace(s, prefix_tokens=np.maximum(head, 0), blocks=blocks)
+
+    return change
+
+
+def needed(mine: Sequence[tuple[float, Sequence[float]]], share: float) -> NDArray[np.float64]:
+    """In each draw, the least money of the sizes that keep the SLO in it; half as much again as the dearest where none
+    does. ``mine``: of each size its money and the share of good requests in each draw."""
+    dear = BEYOND * max(money for money, _ in mine)
+    each = [np.where(np.asarray(shares, dtype=float) >= share, money, dear) for money, shares in mine]
+    found: NDArray[np.float64] = np.min(each, axis=0)
+    return found

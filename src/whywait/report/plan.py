@@ -1,0 +1,253 @@
+"""A plan as text for a terminal, and as rows of CSV: the answer first, then the candidates, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whywait.judge.plan_answers import limits
+from whywait.report.text import console
+from whywait.units import ms, number, percent
+
+Plan = Mapping[str, Any]
+MARK = {"answered": ("●", "bold green"), "in part": ("◐", "yellow"), "open": ("○", "bold red")}
+KEEPS = {"holds": "yes", "undecided": "maybe", "fails": "no"}
+MOST_ROWS, MOST_REFUSED = 10, 6
+CSV_HEAD = (
+    "rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo",
+    "quality", "tie", "front", "dominated_by", "per_hour", "currency", "cost_per_1000_good", "cost_low", "cost_high",
+    "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
+    "j_high", "headroom", "keeps_without_a_node",
+)  # fmt: skip
+
+
+def csv_rows(p: Plan) -> Iterator[list[Any]]:
+    """A row of ``CSV_HEAD`` per candidate that was looked at closely."""
+    for r in p["rows"]:
+        f = r["figures"]
+        yield [
+            r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"),
+            r.get("layout"), r.get("apply"), r["meets"], r["quality"], r["tie"], r["front"], r["dominated_by"],
+            r["hourly"], p["basis"]["currency"], *(f["cost"][k] for k in ("value", "low", "high")),
+            *(f["goodput"][k] for k in ("value", "low", "high")), f["share"]["value"], f["ttft_ms_p95"]["value"],
+            f["tpot_ms_p95"]["value"], *(f["energy"][k] for k in ("value", "low", "high")), r["headroom"],
+            r["loss"]["keeps"] if r["loss"] else None,
+        ]  # fmt: skip
+
+
+def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
+    out = out or console()
+    out.print(Text(f"\n{p['headline']}", style="bold"))
+    out.print(Text(asked(p), style="dim"))
+    out.print()
+    out.print(_table(p))
+    for line in marks(p):
+        out.print(Text(f"  {line}", style="dim"))
+    out.print(Text("\nThe five questions", style="bold"))
+    for i, q in enumerate(p["questions"], 1):
+        sign, style = MARK[q["state"]]
+        out.print(
+            Text.assemble(
+                (f"{sign} ", style), (f"{i}. {q['question']} ", "bold"), (f"{q['state']}: ", style), q["answer"]
+            )
+        )
+        for line in q["evidence"][:4]:
+            out.print(Text(f"     {line}", style="dim"))
+        if q["command"]:
+            out.print(Text(f"     → {q['command']}", style="cyan"))
+    _section(out, "What would turn it over", turning(p))
+    _section(out, "The cheapest experiment that could change the decision", experiment(p))
+    _section(out, "How it was screened", screening(p))
+    _section(out, "What it rests on", resting(p))
+    out.print(Text(f"\nkept in {directory}: plan.html (the argument), plan.json, plan.csv"))
+
+
+def asked(p: Plan) -> str:
+    w = p["want"]
+    said = f"{p['model']['name']} at {number(w['rate'])} requests/s; {percent(w['share'])} of them within {limits(w)}"
+    return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour" if w["budget"] else "")
+
+
+def rows_of(p: Plan) -> list[list[str]]:
+    """Candidate, keeps SLO, answers, money an hour, per 1,000 good, good/s, TTFT, TPOT, J, headroom, a node lost."""
+    out = []
+    for r in p["rows"]:
+        f = r["figures"]
+        out.append([
+            _sign(p, r) + r["name"], KEEPS[r["meets"]], r["quality"], number(r["hourly"]), _with(f["cost"], number),
+            _with(f["goodput"], number), _with(f["ttft_ms_p95"], ms), _with(f["tpot_ms_p95"], ms),
+            _with(f["energy"], number), _headroom(r), _node(r),
+        ])  # fmt: skip
+    return out
+
+
+HEAD = ("candidate", "SLO kept", "answers", "per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95",
+        "J per good", "headroom", "a node less")  # fmt: skip
+
+
+def _table(p: Plan) -> Table:
+    """A row per kind of engine, at the size that ranks best; the rest is in the files."""
+    money = p["basis"]["currency"]
+    head = ("candidate", "SLO", "answers", f"{money}/h", "/1k good", "80 %", "TTFT", "TPOT", "J/good", "room",
+            "−node")  # fmt: skip
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, header_style="bold")
+    for i, name in enumerate(head):
+        table.add_column(
+            name, justify="left" if i < 3 else "right", no_wrap=i > 0, style="dim" if name == "80 %" else ""
+        )
+    for r in shown(p):
+        f = r["figures"]
+        c = f["cost"]
+        band = "" if c["low"] is None or c["value"] is None else f"{number(c['low'])}–{number(c['high'])}"
+        quality = "–" if r["quality"] == "as published" else "tested" if r["quality"] == "holds" else r["quality"]
+        cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], quality, number(r["hourly"]), number(c["value"]), band,
+                 ms(f["ttft_ms_p95"]["value"]), ms(f["tpot_ms_p95"]["value"]),
+                 number(f["energy"]["value"]), _headroom(r), _node(r)]  # fmt: skip
+        table.add_row(*(Text(x) for x in cells))
+    return table
+
+
+def shown(p: Plan, most: int = MOST_ROWS) -> list[Plan]:
+    """Of each kind of engine the size that ranks best, so many at most: those that may be first, then the others."""
+    best: dict[str, Plan] = {}
+    for r in p["rows"]:
+        best.setdefault(r["shape"], r)
+    return list(best.values())[:most]
+
+
+def _node(r: Plan) -> str:
+    return "–" if not r["loss"] else "keeps" if r["loss"]["keeps"] else percent(r["loss"]["share"])
+
+
+def _sign(p: Plan, r: Plan) -> str:
+    return "▶ " if r["name"] == p["first"] else "= " if r["tie"] else "× " if r["dominated_by"] else "  "
+
+
+def _headroom(r: Plan) -> str:
+    if r["headroom"] is None:
+        return "–"
+    return f"{'≥ ' if r['headroom_open'] else ''}{percent(r['headroom'])}" if r["headroom"] else "< 10 %"
+
+
+def _with(f: Plan, show: Callable[[float | None], str]) -> str:
+    if f["low"] is None or f["value"] is None:
+        return show(f["value"])
+    low, high = show(f["low"]), show(f["high"])
+    plain, _, unit = low.rpartition(" ")
+    if unit and plain and high.endswith(f" {unit}"):
+        low = plain
+    return f"{show(f['value'])} ({low}–{high})"
+
+
+def marks(p: Plan) -> list[str]:
+    """What the signs before the candidates mean, and what is left out."""
+    out = []
+    if p["first"]:
+        out.append(
+            "▶ first by cost, of those that keep the SLO in 90 % of the draws, answers as published or tested; "
+            "80 %: what it costs with as many as it turns out to need"
+        )
+        out.append("per 1,000 good requests; TTFT and TPOT p95; answers: – as published; room: for more load; "
+                   "−node: without one node")  # fmt: skip
+    if p["ties"]:
+        out.append("= a tie with the first: the difference is inside the error")
+    if any(r["dominated_by"] for r in p["rows"]):
+        out.append(
+            "× dominated: nowhere better than another one, surely worse in one of cost, goodput, latency, energy"
+        )
+    if len(p["rows"]) > len(shown(p)):
+        out.append(f"{len(p['rows']) - len(shown(p))} more candidates (other sizes and kinds) in plan.csv")
+    front = [r["name"] for r in p["rows"] if r["front"]]
+    names = ", ".join(front[:5]) + (" …" if len(front) > 5 else "")
+    out.append(f"Pareto front (cost, goodput, latency, energy): {len(front)} of {len(p['rows'])}: {names}")
+    for r in p["rows"]:
+        out += [f"{r['name']}: {d}" for d in r["doubts"]]
+    return out
+
+
+def turning(p: Plan) -> list[str]:
+    s = p["sensitivity"]
+    flips = [f for f in s["flips"] if f["flips"]]
+    stay = [f"{f['assumption']} {f['by']}" for f in s["flips"] if not f["flips"]]
+    out = [f"{f['assumption']} {f['by']}: {f['first'] or f['note']}" + _ahead(f)
+           for f in flips]  # fmt: skip
+    if not flips:
+        out.append("none of the assumptions that were moved puts another one first")
+    if stay:
+        out.append(f"unmoved by {', '.join(stay)}")
+    for b in s["break_even"]:
+        moved = f"{b['factor'] - 1:+.0%}".replace("%", " %").replace("-", "−")
+        out.append(f"{b['machine']} draws level with the first if its price moves by {moved}")
+    return out + [f"{x['assumption']}: not tried, {x['why']}" for x in s["skipped"]]
+
+
+def _ahead(f: Plan) -> str:
+    if f["first"] is None or f["margin"] is None:
+        return " is first" if f["first"] else ""
+    return " is first, level with the next" if f["margin"] < 0.005 else f" is first, {percent(f['margin'])} ahead"
+
+
+def experiment(p: Plan) -> list[str]:
+    money, out = p["basis"]["currency"], []
+    for e in p["experiments"][:2]:
+        if e["change"] < 0.05:
+            continue
+        price = "" if e["costs"] is None else f", about {number(e['costs'])} {money}"
+        what = f"measure one replica of {e['shape']} ({e['devices']} devices for {e['hours']:g} h{price})"
+        out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
+                   f"{number(e['saves'])} {money} an hour in the mean")  # fmt: skip
+        out.append(f"→ {e['command']}")
+    if p["untested"]:
+        out.append(
+            f"a comparison of answers (one engine of each kind): {p['untested'][0]} would cost less than the first"
+        )
+    return out or ["none of those looked at would change it with a probability of 5 % or more"]
+
+
+def screening(p: Plan) -> list[str]:
+    c, draws = p["counts"], p["inputs"]["draws"]
+    out = [
+        f"{c['candidates']:,} candidates ({c['shapes']:,} kinds of engine, so many of each as come in question)",
+        f"by what holds the model and can be dealt out: {c['refused']} kinds out",
+        f"by a bound on their rate (optimistic, and widened by what the machine may be better than its fit, 90 %): "
+        f"{c['by_bound']} kinds out; {c['by_cost']} more cost over twice the best even at that bound "
+        "(something quicker or thriftier, but twice as dear, may be lost by that)",
+        f"by one replica at its share of the rate: {c['too_small']} sizes too small, {c['larger_than_needed']} larger "
+        f"than needed (taken to keep the SLO, and dearer), {c['not_at_any_size']} kinds at no size",
+        f"{c['in_draws']} of {c['sized']} kinds went on (the cheapest of each machine, the quickest, by cost), "
+        f"simulated whole in {draws} draws of what is not known; {c['points_simulated']:,} load points in all",
+    ]
+    for r in p["refused"][:MOST_REFUSED]:
+        out.append(f"cannot be: {r['name']}: {r['why']}")
+    if len(p["refused"]) > MOST_REFUSED:
+        out.append(f"… and {len(p['refused']) - MOST_REFUSED} more in plan.json")
+    return out
+
+
+def resting(p: Plan) -> list[str]:
+    out = (
+        []
+        if any(r["kind"] == "measured" for r in p["rows"])
+        else ["everything here is MODELLED: nothing was measured for it"]
+    )
+    out += list(dict.fromkeys(f"{r['group']}: {r['prior']}" for r in p["rows"] if r.get("prior")))
+    out += list(dict.fromkeys(r["known_error"] for r in p["rows"] if r.get("known_error")))
+    for m in p["catalogue"]:
+        out.append(f"{m['name']}: {m['source']}; read {m['read_in']}")
+    if p["basis"]["mixed"]:
+        out.append("the terms of the prices differ between machines: no terms has an offer for all (--terms, --price)")
+    out += [
+        f"no price for {m} in {p['basis']['currency']}: it cannot be ranked by cost" for m in p["basis"]["unpriced"]
+    ]
+    out += [u for run in p["runs"] for u in run["unused"]]
+    return out
+
+
+def _section(out: Console, title: str, lines: list[str]) -> None:
+    out.print(Text(f"\n{title}", style="bold"))
+    for line in lines:
+        out.print(Text(f"  {line}", style="cyan" if line.startswith("→") else ""))

@@ -1,0 +1,176 @@
+"""The verb ``plan``: candidates and a load in, the argument for one of them out; kept as JSON, CSV and a page."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import datetime
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from whywait import planning, planning_space
+from whywait.core.secrets import clean
+from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
+from whywait.load.recipe import mean_rate
+from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
+from whywait.report import plan_html
+from whywait.report.plan import CSV_HEAD, csv_rows, print_plan
+from whywait.session import new_directory, stderr
+from whywait.sim import catalog
+from whywait.verbs import measure
+
+NOTE, TABLE, PAGE = "plan.json", "plan.csv", "plan.html"
+
+
+def plan(args: argparse.Namespace) -> int:
+    ask = _again(args) if args.again else _ask(args)
+    directory = new_directory(args.out)
+    if directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
+    catalog.use(ask.catalog)
+    found = planning.plan(ask, _progress())
+    keep(found, directory)
+    return _tell(args, found, str(directory))
+
+
+def show(args: argparse.Namespace) -> int:
+    """``whywait show`` of a plan's folder."""
+    try:
+        found = json.loads((Path(args.run_dir) / NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{args.run_dir} holds no plan: {exc}", "the folder of whywait plan") from None
+    if args.html:
+        Path(args.html).write_text(clean(plan_html.render(found)), encoding="utf-8")
+    return _tell(args, found, args.run_dir)
+
+
+def keep(found: Mapping[str, Any], directory: Path) -> None:
+    """
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / NOTE).write_text(clean(json.dumps(found, indent=1, allow_nan=False)), encoding="utf-8")
+        (directory / PAGE).write_text(clean(plan_html.render(found)), encoding="utf-8")
+        with (directory / TABLE).open("w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(CSV_HEAD)
+            out.writerows(csv_rows(found))
+    except OSError as exc:
+        raise UsageError(f"cannot write the plan to {directory}: {exc.strerror}", "give a folder by --out") from None
+
+
+def _tell(args: argparse.Namespace, found: Mapping[str, Any], directory: str) -> int:
+    if args.json:
+        json.dump({**found, "run": directory}, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        print_plan(found, directory)
+    return EXIT_UNDECIDED if args.strict and (found["first"] is None or found["ties"]) else EXIT_OK
+
+
+def _again(args: argparse.Namespace) -> planning.Ask:
+    path = Path(args.again)
+    path = path / NOTE if path.is_dir() else path
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))["inputs"]
+    except (OSError, ValueError, KeyError) as exc:
+        raise UsageError(f"{path} holds no plan: {exc}", "the folder or plan.json of whywait plan") from None
+    return dataclasses.replace(planning.Ask.from_dict(raw), jobs=args.jobs)
+
+
+def _ask(args: argparse.Namespace) -> planning.Ask:
+    workload = measure.workload_of(args)
+    rate = args.rate or mean_rate(workload)
+    if rate is None:
+        raise UsageError("at which rate?", "--rate 8 (requests per second), or a workload that brings its own")
+    space = planning_space.read_space(args.candidates) if args.candidates else planning_space.Space(args.model or "")
+    lists = (("machines", args.machines, ","), ("engines", args.engines, ","), ("layouts", args.layouts, ";"))
+    changes: dict[str, Any] = {k: tuple(_parts(v, by)) for k, v, by in lists if v}
+    if args.apply is not None:
+        changes["apply"] = tuple(p.strip() for p in args.apply.split(";"))
+    if args.counts:
+        changes["counts"] = tuple(round(c) for c in args.counts)
+    changes |= {"model": args.model or space.model, "precision": args.precision or space.precision}
+    space = dataclasses.replace(space, **changes)
+    if not space.model:
+        raise UsageError("which model?", "--model llama-3.1-70b ('whywait catalog models')")
+    return planning.Ask(
+        space, workload, float(rate), measure.slo(args.slo) or measure.common_slo(workload), args.share, args.growth,
+        offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
+        budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
+        own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
+        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs,
+    )  # fmt: skip
+
+
+def _parts(text: str, by: str) -> list[str]:
+    return [p.strip() for p in text.split(by) if p.strip()]
+
+
+def _budget(text: str | None) -> float | None:
+    """``20/h`` → 20 in the currency of the offers."""
+    if text is None:
+        return None
+    amount, _, per = text.partition("/")
+    try:
+        value = float(amount)
+    except ValueError:
+        value = 0.0
+    if not value > 0 or per.strip() not in ("", "h"):
+        raise UsageError(f"--budget: {text!r} is not an amount an hour", "such as 20/h, in the currency of the prices")
+    return value
+
+
+def _quality(text: str) -> tuple[str, str]:
+    """``fp8-weights+fp8-kv=DIR`` or ``DIR``."""
+    name, equals, directory = text.partition("=")
+    return (name.strip(), directory.strip()) if equals else ("", text.strip())
+
+
+def _offers(args: argparse.Namespace) -> tuple[Offer, ...]:
+    """What the flags give; the shipped book only where they give nothing.
+
+    Raises:
+        UsageError: an amount without its currency, or an offer that cannot be.
+    """
+    if args.terms and args.terms not in TERMS:
+        raise UsageError(f"--terms: {args.terms!r}", f"one of: {', '.join(TERMS)}")
+    date = args.price_date or datetime.date.today().isoformat()
+    given: list[Offer] = list(read_offers(args.price)) if args.price else []
+    currency = (args.currency or "").upper()
+    if (args.price_per_hour or args.owned) and not currency:
+        raise UsageError("in which currency?", "such as --currency EUR; nothing is converted")
+    for part in _parts(args.price_per_hour or "", ","):
+        machine, equals, amount = part.partition("=")
+        try:
+            price = float(amount if equals else machine)
+        except ValueError:
+            raise UsageError(f"--price-per-hour: {part!r}", "2.5, or h100=2.5,h200=3.1") from None
+        name = f"given for {machine}" if equals else "given"
+        entry: dict[str, Any] = {"name": name, "terms": "on demand", "date": date, "currency": currency,
+                                 "source": "the command line", "per_device_hour": price}  # fmt: skip
+        if equals:
+            entry["machines"] = [catalog.machine_named(machine).name]
+        given.append(offer_of(entry, "--price-per-hour"))
+    if args.owned:
+        given.append(parse_owned(args.owned, currency, date))
+    return tuple(given) or shipped()
+
+
+def _progress() -> Callable[[str, int, int], None] | None:
+    """A line that is written over, on a terminal only."""
+    if not sys.stderr.isatty():
+        stderr("planning: bounds first, then one replica of each, then whole services in draws")
+        return None
+
+    def told(what: str, done: int, of: int) -> None:
+        end = "\r\033[K" if done == of else ""
+        print(f"\r\033[K{what}: {done} of {of}{end}", end="", file=sys.stderr, flush=True)
+
+    return told

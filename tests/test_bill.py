@@ -1,0 +1,270 @@
+"""The bill as a user gets it: what is good pays for what is not, absent is null, and every figure says its currency."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from tests.analysis_runs import S, join, make_run, messy_runs
+from tests.bill_runs import meters, service
+from whywait.analyze.bill import PER, Ask, bill
+from whywait.analyze.energy_model import PowerModel
+from whywait.analyze.sharing import RULES
+from whywait.cli import main
+from whywait.core.run import Run
+from whywait.physics.prices import Offer
+
+EUR = Offer("hour", "on demand", "EUR", "2026-11", "test", per_device_hour=3.6)
+CHF = Offer("own", "owned", "CHF", "2026-11", "test", capex=8766.0, years=1, power_price=0.36, pue=1.5)
+EXAM = Path(__file__).resolve().parents[1] / "exam"
+
+
+def figures(found: dict[str, Any]) -> dict[str, float | None]:
+    return {k: found[k]["value"] for k in PER}
+
+
+def one(run: Run, *offers: Offer, **ask: Any) -> dict[str, Any]:
+    found: dict[str, Any] = bill(run, Ask(offers, **ask))["points"][0]
+    return found
+
+
+def test_by_hand() -> None:
+    """70 requests of 50 tokens in 70 s at 300 W and 3.6 EUR per device-hour."""
+    p = one(service(readings=meters(300.0)), EUR, CHF)
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300)
+    assert figures(p["energy"])["per_million_effective_tokens"] == pytest.approx(6e6)
+    assert figures(p["money"][0])["per_good_request"] == pytest.approx(3.6 / 3600)
+    assert figures(p["money"][0])["per_million_effective_tokens"] == pytest.approx(3.6 / 3600 / 50 * 1e6)
+    own = p["money"][1]
+    assert own["items"]["capital"] == pytest.approx(70 / 3600)
+    assert own["items"]["power"] == pytest.approx(300 * 70 / 3.6e6 * 0.36 * 1.5)
+    assert own["total"] == pytest.approx(own["items"]["capital"] + own["items"]["power"])
+    assert [(m["currency"], m["date"]) for m in p["money"]] == [("EUR", "2026-11"), ("CHF", "2026-11")]
+    low, high = (p["energy"]["per_good_request"][k] for k in ("low", "high"))
+    assert low <= 300 <= high
+
+
+def test_what_failed_or_was_late_is_charged_to_the_good() -> None:
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        if i % 5 == 0:  # cut off: its tokens are not told
+            return {**r, "outcome": "truncated", "fault": "service", "output_tokens": None, "last_ns": None}
+        if i % 5 == 1:  # in time for nobody
+            return {**r, "first_ns": r["sent_ns"] + 9 * S // 10}
+        return r
+
+    run = service(readings=meters(300.0), change=change, slo={"ttft_ms": 500.0})
+    p = one(run, EUR)
+    work = p["work"]
+    assert (work["good_requests"], work["late_requests"], work["failed_requests"]) == pytest.approx((42, 14, 14))
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300 * 70 / 42)
+    assert figures(p["energy"])["per_million_effective_tokens"] == pytest.approx(300 * 70 / (42 * 50) * 1e6)
+    assert figures(p["money"][0])["per_good_request"] == pytest.approx(0.001 * 70 / 42)
+    spent = p["shares"][0]["spent_on"]
+    assert sum(spent.values()) == pytest.approx(1)
+    assert spent["late"] > 0.02
+    raw = one(service(readings=meters(300.0), change=lambda i, r: r if i % 5 else change(1, r), slo={"ttft_ms": 500.0}))
+    got = figures(raw["energy"])
+    assert got["per_million_effective_tokens"] / got["per_million_output_tokens"] == pytest.approx(70 / 56)
+
+
+def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
+    p = one(service(readings=meters(300.0), slo={"ttft_ms": 1.0}), EUR)
+    for found in (p["energy"], p["money"][0]):
+        assert found["per_good_request"]["value"] is None
+        assert "none was within its SLO" in found["per_good_request"]["why"]
+        assert found["per_million_effective_tokens"]["value"] is None
+        assert found["per_million_output_tokens"]["value"] is not None
+    assert p["energy"]["joules"] == pytest.approx(300 * 70)
+    assert p["money"][0]["total"] == pytest.approx(0.07)
+    assert all(r["why"] and r["j_per_good_request"] is None for r in p["shares"][0]["by_prompt"])
+    dead = service(readings=meters(300.0), change=lambda i, r: {**r, "outcome": "timeout", "fault": "service"})
+    assert "none ended well" in one(dead)["energy"]["per_good_request"]["why"]
+
+
+def test_thinking_counts_as_effective_and_not_as_answer() -> None:
+    run = service(readings=meters(300.0), change=lambda i, r: {**r, "reasoning_tokens": 40})
+    got = figures(one(run)["energy"])
+    assert got["per_million_answer_tokens"] == pytest.approx(5 * got["per_million_effective_tokens"])
+
+
+def test_no_token_counts_is_null_with_the_reason() -> None:
+    p = one(service(readings=meters(300.0), change=lambda i, r: {**r, "output_tokens": None}), EUR)
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300)
+    assert p["energy"]["per_million_effective_tokens"]["value"] is None
+    assert "token counts" in p["energy"]["per_million_effective_tokens"]["why"]
+    by = {s["rule"]: s for s in p["shares"]}
+    assert by["output tokens"]["why"]
+    assert by["device time"]["why"] is None
+
+
+def test_no_meter_leaves_rent_and_takes_power() -> None:
+    p = one(service(), EUR, CHF)
+    assert figures(p["energy"]) == dict.fromkeys(PER)
+    assert figures(p["money"][0])["per_good_request"] == pytest.approx(0.001)
+    own = p["money"][1]
+    assert own["total"] is None
+    assert own["items"]["capital"] is not None
+    assert own["why"] == "power is not known"
+    assert one(service(), CHF, model=PowerModel(50, 450))["money"][0]["total"] is not None
+
+
+def test_how_many_devices_serve_is_not_guessed() -> None:
+    p = one(service(readings=meters(300.0), devices=None), EUR)
+    assert p["money"][0]["total"] is None
+    assert "--devices" in p["money"][0]["why"]
+    assert one(service(readings=meters(300.0), devices=None), EUR, devices=2)["money"][0]["total"] == pytest.approx(
+        0.14
+    )
+
+
+def test_groups_sum_exactly_by_every_rule() -> None:
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        long = i % 3 == 0
+        return {**r, "class": "rag" if long else "chat", "prompt_tokens": 3000 if long else 100 + i,
+                "output_tokens": 20 if long else 60, "first_ns": r["sent_ns"] + (S // 2 if long else S // 10),
+                "engine_prefill_ms": 500.0 if long else 100.0}  # fmt: skip
+
+    p = one(service(readings=meters(333.3), change=change), EUR, CHF)
+    total = round(p["energy"]["joules"] * 1e9)
+    assert {s["rule"] for s in p["shares"]} == set(RULES)
+    for share in p["shares"]:
+        for rows in (share["by_class"], share["by_prompt"]):
+            assert len(rows) > 1
+            assert sum(r["nanojoules"] for r in rows) == total
+            for m in p["money"]:
+                assert sum(r["money"][m["name"]]["billionths"] for r in rows) == round(m["total"] * 1e9)
+    by = {s["rule"]: {r["name"]: r["j_per_good_request"] for r in s["by_class"]} for s in p["shares"]}
+    assert by["device time"]["rag"] == pytest.approx(by["device time"]["chat"], rel=1e-3)  # each held it for 1 s
+    assert by["output tokens"]["chat"] == pytest.approx(3 * by["output tokens"]["rag"], rel=1e-3)
+    assert by["all tokens"]["rag"] > 10 * by["all tokens"]["chat"]
+
+
+@settings(max_examples=25)
+@given(run=messy_runs())
+def test_any_run_has_a_bill(run: Run) -> None:
+    found = bill(run, Ask((EUR, CHF), model=PowerModel(50, 450, 100)))
+    json.dumps(found, allow_nan=False)
+    for p in found["points"]:
+        for entry in (p["energy"], *p["money"]):
+            for k in PER:
+                assert (entry[k]["value"] is None) == bool(entry[k]["why"])
+        if p["energy"]["joules"] is not None:
+            for share in p["shares"]:
+                rows = share["by_class"]
+                assert not rows or sum(r["nanojoules"] for r in rows) == round(p["energy"]["joules"] * 1e9)
+
+
+def test_a_run_without_requests_has_a_total_alone() -> None:
+    point = {"start_ns": 10 * S, "end_ns": 80 * S, "planned": 0}
+    p = one(make_run([], readings=meters(300.0), points=[point], engine={"devices": 1}), EUR)
+    assert p["energy"]["joules"] == pytest.approx(300 * 70)
+    assert p["energy"]["per_good_request"]["why"] == "no request of ours is in this point"
+
+
+def test_points_are_billed_apart() -> None:
+    run = join([service(n=40, readings=meters(100.0, seconds=(-3, 43, 0.1))),
+                service(n=40, readings=meters(200.0, seconds=(-3, 43, 0.1)))])  # fmt: skip
+    first, second = bill(run)["points"]
+    assert figures(first["energy"])["per_good_request"] == pytest.approx(100, rel=0.01)
+    assert figures(second["energy"])["per_good_request"] == pytest.approx(200, rel=0.01)
+
+
+def saved(tmp_path: Path, **more: Any) -> str:
+    run = service(readings=meters(300.0), machine={"gpus": [{"name": "NVIDIA H200"}]}, **more)
+    return str(run.save(tmp_path / "run"))
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path)
+    assert main(["bill", path]) == 0
+    text = capsys.readouterr().out
+    assert "AWS p5en.48xlarge (on demand, 2026): 5.20 USD per device-hour" in text
+    assert "is the energy to be believed? undecided" in text
+    own = "capex=30000,years=4,power_price=0.2"
+    assert main(["bill", path, "--price-per-hour", "2.5", "--owned", own, "--currency", "eur", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    money = found["points"][0]["money"]
+    assert [(m["name"], m["currency"]) for m in money] == [("given", "EUR"), ("owned", "EUR")]
+    assert money[0]["per_million_effective_tokens"]["value"] == pytest.approx(2.5 / 3600 / 50 * 1e6)
+    assert len(money[0]["date"]) == 10
+    assert main(["bill", path, "--strict"]) == 3
+    capsys.readouterr()
+
+
+def test_the_share_of_every_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = saved(tmp_path, change=lambda i, r: {**r, "output_tokens": 7 + i % 13}), tmp_path / "each.csv"
+    assert main(["bill", path, "--requests", str(out), "--share-by", "output tokens", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["points"][0]
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 70
+    assert sum(int(r["nanojoules"]) for r in rows) == round(found["energy"]["joules"] * 1e9)
+    tokens = {r["nanojoules"]: float(r["output_tokens"]) for r in rows}
+    assert max(tokens, key=int) == next(k for k, v in tokens.items() if v == max(tokens.values()))
+    assert main(["bill", path, "--requests", str(tmp_path / "no" / "each.csv")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--price-per-hour", "2.5"], "currency"),
+        (["--currency", "EUR"], "converts nothing"),
+        (["--price-per-hour", "2.5", "--currency", "E"], "ISO 4217"),
+        (["--share-by", "luck"], "luck"),
+        (["--power-model", "x=1"], "KEY=WATTS"),
+        (["--price", "none.toml"], "cannot be read"),
+    ],
+)
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], word: str) -> None:
+    assert main(["bill", saved(tmp_path), *flags]) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_a_book_without_an_offer_for_the_machine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = tmp_path / "p.toml"
+    text = (
+        '[[offers]]\nname="a"\nterms="reserved"\ncurrency="CHF"\nper_device_hour=2\ndate="2026"\nsource="offer 4711"\n'
+    )
+    book.write_text(text + 'machines=["MI300X"]\n')
+    path = saved(tmp_path)
+    assert main(["bill", path, "--price", str(book)]) == 2
+    assert "no offer for H200 SXM" in capsys.readouterr().err
+    book.write_text(text)
+    assert main(["bill", path, "--price", str(book)]) == 0
+    assert "2.00 CHF per device-hour of use; offer 4711" in capsys.readouterr().out
+
+
+def test_a_recorded_run_of_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """No meter there: null with the reason; by a stated model, labelled; shed requests are charged to the good."""
+    path = str(EXAM / "llama-shed-1")
+    assert main(["bill", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(p["energy"]["joules"] is None and p["money"] == [] for p in found["points"])
+    model = ["--power-model", "idle_w=20,busy_w=65", "--owned", "capex=2000,years=4,power_price=0.25"]
+    assert main(["bill", path, *model, "--currency", "EUR", "--json"]) == 0
+    p = json.loads(capsys.readouterr().out)["points"][1]
+    assert p["energy"]["how"] == "modelled"
+    assert p["work"]["failed_requests"] > p["work"]["good_requests"] > 0
+    assert p["energy"]["per_good_request"]["value"] == pytest.approx(p["energy"]["joules"] / p["work"]["good_requests"])
+
+
+def test_a_simulated_service_is_labelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(tmp_path / "sim")
+    args = ["--machine", "h100", "--model", "llama-3.1-70b", "--layout", "tp=4", "--precision", "fp8", "--draws", "1"]
+    load = ["--concurrency", "8", "--requests", "40", "--output-tokens", "lognormal(100,0.5)", "--slo", "ttft=300ms"]
+    assert main(["simulate", *args, *load, "--jobs", "1", "--out", where]) == 0
+    capsys.readouterr()
+    assert main(["bill", where, "--json"]) == 0
+    p = json.loads(capsys.readouterr().out)["points"][0]
+    assert p["energy"]["how"] == "modelled"
+    assert (p["energy"]["devices"], p["energy"]["read"]) == (4, 4)
+    assert 4 * 119 < p["energy"]["watts"] < 4 * 700
+    assert p["energy"]["state"] == "undecided"
+    assert {m["terms"] for m in p["money"]} == {"owned", "reserved"}
+    assert main(["bill", where]) == 0
+    assert capsys.readouterr().out.startswith("SIMULATED")
