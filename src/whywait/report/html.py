@@ -1,54 +1,56 @@
-"""The report: one HTML page that stands alone. No script, no request to anywhere; every foreign word is escaped."""
+"""The report: one HTML page that stands alone. It asks nothing of any server; every foreign word is escaped. Its only
+script makes the timelines zoomable (``zoom.js``), allowed by its hash; without it nothing is missing but that."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import datetime
+import hashlib
+import json
 import shlex
-from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 from whywait.analyze.phases import account
 from whywait.core.run import Run
-from whywait.report import svg
-from whywait.report.charts import View, curve, occupancy, phases, samples
-from whywait.report.model_rows import model_rows
+from whywait.report import curves, svg, timelines
+from whywait.report.cards import STATES, cards, strip
+from whywait.report.cost import cost
+from whywait.report.cost import figures as billed
+from whywait.report.definitions import DEFINITIONS
+from whywait.report.ecdf import distributions
+from whywait.report.figures import figures
 from whywait.report.neighbours import neighbours
 from whywait.report.parts import bands, classes
-from whywait.report.per_request import ecdf, timelines
-from whywait.report.svg import Html, cat, clip, details, interval, table, tag
-from whywait.report.text import CLASS_HEAD, DEVICE_NAMES, INVALID, PHASE_NAMES, class_rows
-from whywait.units import NS_PER_S, ms, number, percent, size
+from whywait.report.stacks import occupancy, phases
+from whywait.report.svg import Html, cat, clip, details, table, tag
+from whywait.report.text import INVALID
+from whywait.report.view import View
+from whywait.units import NS_PER_S, ms
 
-MOST_FACTS = 300
-STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Ruled out"}
+__all__ = ["HEAD", "STATES", "render"]
+
+MOST_FACTS, MOST_MANIFEST = 300, 60_000
 MADE_BY = {"simulated": "SIMULATED: made by a model, not measured on any hardware.",
            "imported": "IMPORTED: measured by another tool; what it did not record is unknown here."}  # fmt: skip
-METRICS = {"ttft_ms": "TTFT", "ttfa_ms": "time to first answer token", "tpot_ms": "TPOT", "itl_ms": "ITL",
-           "chunk_gap_ms": "gap between chunks", "e2e_ms": "end to end", "tail_ms": "tail"}  # fmt: skip
-DEFINITIONS = {
-    "TTFT": "Time to first token: first token − origin. The origin is when the request was due in an open loop (rate), "
-    "so that every lateness counts, and when it was sent in a closed loop (concurrency).",
-    "ITL": "Inter-token latency: each gap between chunks divided by the tokens of its chunk, pooled over requests, by "
-    "token. A chunk is not a token; gaps whose tokens are unknown are left out, and a doubt says so.",
-    "TPOT": "Time per output token: (last − first token) ÷ (tokens − tokens of the first chunk), one per request. Does "
-    "not apply where all tokens came at once; an interval where the service does not count its tokens.",
-    "End to end": "Last token − origin. What comes after the last token (usage, end of stream) is the tail, apart.",
-    "Goodput": "Requests per second that ended well within every SLO; its share is of all requests that were due, with "
-    "the failed, truncated and timed-out ones in the denominator. Effective tokens are those of the good ones.",
-    "Phases": "Every nanosecond of a request is in exactly one of client, network, frontend, queue, prefill, decode, "
-    "stalled decode (a long gap inside another request's prefill), tail, not explained; they add up exactly.",
-    "Device": "Wall time × devices, every instant in one category by what our requests show. Without the engine's "
-    "steps it is seen from outside. Idle with work queued: requests waited while the device was not fed.",
-    "Intervals": "Two-sided 95 %. “?” is a bound that so few requests cannot give (36 bound p90, 72 p95, 368 p99); "
-    "“–” is unknown or does not apply, and never zero.",
-}  # fmt: skip
-HEAD = Html(
-    '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-    'img-src data:; base-uri \'none\'; form-action \'none\'"><meta name="referrer" content="no-referrer">'
-    '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-)
-_Cell = Callable[[dict[str, Any]], object]
+
+
+def head(script: str = "") -> Html:
+    """What stands in the head of a page: nothing may be loaded; ``script``, if any, may run and no other."""
+    allowed = ""
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        allowed = f"script-src 'sha256-{digest}'; "
+    return Html(
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; {allowed}"
+        'img-src data:; base-uri \'none\'; form-action \'none\'"><meta name="referrer" content="no-referrer">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+    )
+
+
+HEAD = head()
 
 
 def render(run: Run, summary: dict[str, Any]) -> str:
@@ -56,29 +58,54 @@ def render(run: Run, summary: dict[str, Any]) -> str:
     and ``headline`` filled in. Needs nothing beside it; well below 6 MB, since what is drawn is capped and said so."""
     view = View(run, summary, account(run))
     title = str(summary.get("headline") or "This run was not judged")
-    found = samples(view)
-    shapes = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "end-to-end time"))
-    curves = (curve(view, metric, name) for metric, name in (shapes[0], shapes[2]))
-    parts = (
-        ("verdicts", "Verdicts", _cards(summary.get("verdicts") or [])),
-        ("load", "Against load", tag("div", cat([phases(view), occupancy(view), *curves]), class_="grid two")),
-        ("parts", "Who waits for what", tag("div", cat([bands(view), classes(view)]), class_="grid two")),
-        ("figures", "All figures", _figures(view)),
-        ("latency", "Latency distributions", tag("div", cat(ecdf(view, found, m, n) for m, n in shapes),
-                                                 class_="grid three")),
-        ("timeline", "Timeline of requests", neighbours(view) + timelines(view)),
-        ("doubts", "Doubts", _doubts(summary["doubts"])),
-        ("definitions", "Definitions", _definitions(summary)),
-        ("repeat", "To repeat it", _repeat(run)),
-    )  # fmt: skip
+    parts, zoomable = _parts(view)
     links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
     top = tag("header", cat(_top(view, title)) + tag("nav", links, aria_label="Sections"))
-    main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
+    main = tag("main", cat(_section(*part) for part in parts), id="main")
     foot = tag("footer", f"whywait {run.manifest.whywait_version}, definitions {summary['definitions']}", class_="note")
-    skip = tag("a", "Skip to the verdicts", class_="skip", href="#verdicts")
-    head = HEAD + tag("title", f"whywait: {clip(title, 120)}") + Html(f"<style>{svg.STYLE}</style>")
-    body = cat([svg.PATTERNS, skip, top, main, foot])
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    skip = tag("a", "Skip to the charts", class_="skip", href="#main")
+    script, code = Html(), ""
+    if zoomable:
+        code = files("whywait.report").joinpath("zoom.js").read_text("utf-8")
+        script = _data(timelines.data(view, zoomable)) + Html(f"<script>{code}</script>")
+    first = head(code) + tag("title", f"whywait: {clip(title, 120)}") + Html(f"<style>{svg.STYLE}</style>")
+    body = cat([svg.PATTERNS, skip, top, main, foot, script])
+    return f'<!doctype html>\n<html lang="en"><head>{first}</head>\n<body>{body}</body></html>\n'
+
+
+def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Drawn]]:
+    """(key, title, body) of each section, and the timelines that can be zoomed."""
+    verdicts, doubts = view.summary.get("verdicts") or [], view.summary["doubts"]
+    lead = curves.leading(view)
+    others = [curves.curve(view, m, n) for m, n in curves.SHAPES.items() if m != lead]
+    seen = [phases(view), occupancy(view), curves.curve(view, lead, curves.SHAPES[lead]), cost(view, billed(view.run))]
+    lanes, zoomable = timelines.timelines(view)
+    parts = [
+        ("glance", "At a glance", strip(verdicts, len(doubts)) + tag("div", cat(seen), class_="grid two")),
+        ("verdicts", "Verdicts", cards(verdicts)),
+        ("load", "Against load", tag("div", cat(others), class_="grid two")),
+        ("parts", "Who waits for what", tag("div", cat([bands(view), classes(view)]), class_="grid two")),
+        ("latency", "Latency distributions", tag("div", distributions(view), class_="grid two")),
+        ("timeline", "Timeline of requests", neighbours(view) + lanes),
+        ("figures", "All figures", figures(view)),
+        ("doubts", "Doubts", _doubts(doubts)),
+        ("definitions", "Definitions", _definitions(view.summary)),
+        ("repeat", "To repeat it", _repeat(view.run)),
+    ]
+    if view.passive:  # no request of ours: these would be empty frames
+        parts = [p for p in parts if p[0] not in ("parts", "latency")]
+        parts = [(k, "Timeline", body) if k == "timeline" else (k, name, body) for k, name, body in parts]
+    return parts, zoomable
+
+
+def _section(key: str, title: str, body: Html) -> Html:
+    return tag("section", tag("h2", title, id=f"{key}-title") + body, id=key, aria_labelledby=f"{key}-title")
+
+
+def _data(found: dict[str, Any]) -> Html:
+    """As a block that is data and never runs; no ``<`` in it, so that nothing can end it."""
+    text = json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Html(f'<script type="application/json" id="timelines-data">{text}</script>')
 
 
 def _top(view: View, title: str) -> list[Html]:
@@ -112,115 +139,6 @@ def _when(unix_ns: int) -> str:
     return t.strftime("%Y-%m-%d %H:%M:%S UTC") if unix_ns > 0 else ""
 
 
-def _cards(verdicts: list[dict[str, Any]]) -> Html:
-    if not verdicts:
-        return tag("p", "This run was not judged.")
-    lead = verdicts[0] if verdicts[0]["state"] != "fails" else None
-    rest = tag("div", cat(_card(v, False) for v in verdicts if v is not lead), class_="grid")
-    return (_card(lead, True) if lead else Html()) + rest
-
-
-def _card(v: dict[str, Any], lead: bool) -> Html:
-    state = tag("p", STATES[v["state"]] + tag("span", f" · {v['how']}", class_="how", title="how it is known"),
-                class_="state")  # fmt: skip
-    open_ = v["state"] != "fails"
-    where = f"of {v['of']}" + (f" · {v['where']}" if v["where"] else "")
-    share = tag("p", tag("b", percent(v["share"])) + where, class_="share") if v["share"] is not None and open_ else ""
-    why = [(name, v[key]) for key, name in (("evidence", "Evidence"), ("against", "Against")) if v[key]]
-    said = cat(tag("dt", n) + tag("dd", tag("ul", cat(tag("li", x) for x in items))) for n, items in why)
-    facts = tag("dl", said) if why else Html()
-    lever, step = (
-        tag("dl", tag("dt", name) + tag("dd", v[key])) if v[key] and open_ else Html()
-        for name, key in (("What would change it", "lever"), ("To settle it", "next_step"))
-    )
-    head = state + tag("h3", v["claim"]) + share
-    kind = f"card verdict {v['state']}{' lead' if lead else ''}"
-    if lead:
-        return tag("article", head + tag("div", facts + tag("div", lever + step), class_="cols"), class_=kind)
-    if v["state"] == "undecided":
-        lever, step = lever + step, Html()
-    words = [f"{name.lower()} ({len(items)})" for name, items in why] + (["next step"] if step else [])
-    fold = details(", ".join(words).capitalize(), facts + step) if words else ""
-    return tag("article", head + lever + fold, class_=kind)
-
-
-def _figures(view: View) -> Html:
-    points = view.points
-    rows: list[list[object]] = [["point", *(p["point"] for p in points)]]
-    if any(p["label"] for p in points):
-        rows.append(["label", *(clip(p["label"] or "") for p in points)])
-    for name, cell in _rows(view.summary):
-        cells = [cell(p) for p in points]
-        rows += [[name, *cells]] if any(c != "–" for c in cells) else []
-    head = [f"load ({view.axis})", *(view.short(p) for p in points)]
-    note = "Small: 95 % intervals. ? upper bound unknown, too few requests. – unknown. ◂ knee. ◆ for another purpose."
-    whole = table(head, rows, "All figures by load point") + tag("p", note, class_="note")
-    mixed = class_rows(points)
-    if not mixed:
-        return whole
-    said = "Each class is held to its own SLO; the share is of all its due requests, failed ones included."
-    return whole + table(list(CLASS_HEAD), mixed, "By class of request") + tag("p", said, class_="note")
-
-
-def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
-    def value(key: str, show: Callable[[float | None], str] = number) -> _Cell:
-        return lambda p: show(p.get(key))
-
-    points = summary["points"]
-    bad = [k for k in (points[0]["counts"] if points else []) if k != "ok" and any(p["counts"][k] for p in points)]
-    rows: list[tuple[str, _Cell]] = [
-        ("requests ok / planned", lambda p: f"{p['counts'].get('ok', 0)} / {sum(p['counts'].values())}"),
-        *((f"ended {k.replace('_', ' ')}", _within("counts", k, str)) for k in bad),
-        ("requests/s", value("requests_per_s")),
-        ("output tokens/s", _tokens_per_s),
-        ("peak tokens/s", value("peak_tokens_per_s")), ("tokens/s of failed requests", value("wasted_tokens_per_s")),
-    ]  # fmt: skip
-    if summary["slo"] or summary["slo_of_classes"]:
-        rows += [("goodput, requests/s", value("goodput_requests_per_s")),
-                 ("goodput, share of due", value("goodput_share", percent)),
-                 ("effective tokens/s", value("effective_tokens_per_s"))]  # fmt: skip
-    thinks = any(p["ttfa_ms"]["p50"] != p["ttft_ms"]["p50"] for p in points)
-    names = {k: v for k, v in METRICS.items() if thinks or k != "ttfa_ms"}
-    if any((p.get("engine_ttft_ms") or {}).get("n") for p in points if "passive" not in p):
-        names["engine_ttft_ms"] = "TTFT by the engine itself,"
-    rows += [(f"{n} {q}", _quantile(k, q)) for k, n in names.items() for q in ("p50", "p90", "p95", "p99", "mean")]
-    rows += [
-        ("in flight, mean", lambda p: number(p["in_flight"]["mean"])),
-        ("in flight, peak", lambda p: number(p["in_flight"]["peak"])),
-        ("engine queue, mean", value("queue")), ("engine queue, peak", value("queue_max")),
-        ("KV space in use, mean", value("kv_use", percent)), ("KV space in use, peak", value("kv_use_max", percent)),
-        ("prompt tokens cached", value("cached_share", percent)), ("engine memory", value("memory_bytes", size)),
-        ("power", value("power_w", lambda v: number(v, "W"))),
-        ("energy per request", value("energy_j_per_request", lambda v: number(v, "J"))),
-    ]  # fmt: skip
-    rows += [(f"waits: {n}", _within("phases", k, _share)) for k, n in PHASE_NAMES.items()]
-    rows += [(f"device: {n}", _within("occupancy", k, percent)) for k, n in DEVICE_NAMES.items()]
-    return rows + model_rows()
-
-
-def _tokens_per_s(p: dict[str, Any]) -> object:
-    low, high = p.get("output_tokens_per_s_ci") or (None, None)
-    return interval(p["output_tokens_per_s"], None if low is None else (low, high), number)
-
-
-def _within(group: str, key: str, show: Callable[[Any], str]) -> _Cell:
-    return lambda p: show((p[group]["shares"] if group == "occupancy" else p[group]).get(key))
-
-
-def _share(phase: dict[str, Any] | None) -> str:
-    return percent(phase["share"] if phase else None)
-
-
-def _quantile(key: str, q: str) -> _Cell:
-    def cell(p: dict[str, Any]) -> object:
-        found, bounds = p[key], (p[key].get("bounds") or {}).get(q) or [None]
-        if found[q] is None and bounds[0] is not None:
-            return f"{ms(bounds[0])} – {ms(bounds[1])}"
-        return interval(found[q], (found.get("ci") or {}).get(q), ms)
-
-    return cell
-
-
 def _doubts(found: list[dict[str, str]]) -> Html:
     rows = ([d["what"], d["why"], d.get("next") or "–"] for d in found)
     head = ["what is doubtful", "why", "what to do"]
@@ -238,12 +156,20 @@ def _repeat(run: Run) -> Html:
     versions = {"whywait": m.whywait_version, "schema": m.schema_version, "definitions": m.definitions}
     groups = {"versions": versions, "made by": m.made_by, "began": _when(m.zero_unix_ns), "seed": m.seed, "SLO": m.slo,
               "endpoint": m.endpoint, "engine": m.engine, "workload": m.workload, "machine": m.machine,
-              "client": m.client, "clock": m.clock}  # fmt: skip
+              "client": m.client, "clock": m.clock, "journey": m.journey}  # fmt: skip
     rows = [pair for key, value in groups.items() for pair in svg.flat(key, value)]
     more = len(rows) - MOST_FACTS
     caption = "The manifest of this run" + (f"; {more} more facts are in manifest.json" if more > 0 else "")
     told = tag("p", tag("code", clip(command, 2000))) + tag("p", _floor(m.client.get("floor")))
-    return told + table(["fact", "value"], rows[:MOST_FACTS], caption, "text")
+    whole = json.dumps(dataclasses.asdict(m), indent=1, default=str, ensure_ascii=False)
+    cut = len(whole) - MOST_MANIFEST
+    name = "The manifest as JSON" + (
+        f", without its last {cut:,} characters (manifest.json has them)" if cut > 0 else ""
+    )
+    raw = tag("pre", tag("code", whole[:MOST_MANIFEST]), tabindex="0", role="region", aria_label=name)
+    return (
+        told + table(["fact", "value"], rows[:MOST_FACTS], caption, "text") + details(name, raw, class_="data noprint")
+    )
 
 
 def _floor(floor: Any) -> str:

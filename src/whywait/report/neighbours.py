@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from whywait.analyze.latency import OK, content, gaps, origin_ns, per_request
+from whywait.analyze.latency import OK, Gaps, gaps, origin_ns, per_request
 from whywait.analyze.phases import PHASES
-from whywait.analyze.stalls import STALL_FACTOR, typical_gaps
+from whywait.analyze.stalls import STALL_FACTOR
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.report.charts import View, load_name
+from whywait.report.lanes import chunk_times, draw, spans, stalls_of, told
 from whywait.report.parts import chosen
 from whywait.report.svg import Html, Plot, Scale, cat, details, legend, table, tag
 from whywait.report.text import PHASE_NAMES
+from whywait.report.view import Point, View, load_name
 from whywait.units import NS_PER_MS, NS_PER_S, ms
 
 MOST_NEIGHBOURS, MOST_TICKS = 16, 400
 _OWN, _LANE = 26, 15
-_BEFORE = ("client", "network", "frontend", "unknown", "queue", "prefill")
 
 
 def neighbours(view: View) -> Html:
@@ -51,8 +49,8 @@ def beside(one: Run, row: int) -> list[int]:
     return [int(j) for j in kept[np.argsort(begin[kept], kind="stable")]]
 
 
-def _timeline(view: View, p: dict[str, Any], open_: bool) -> Html:
-    one, spent = view.run.point(p["point"]), view.acc.phases[view.acc.point == p["point"]]
+def _timeline(view: View, p: Point, open_: bool) -> Html:
+    (one, c), spent = view.one(p), view.acc.phases[view.acc.point == p["point"]]
     origin, w = origin_ns(one), p["window"]
     row = focus(one, w["whole_point"] | ((origin >= w["start_ns"]) & (origin <= w["end_ns"])))
     if row is None or not spent[row].sum():
@@ -61,76 +59,31 @@ def _timeline(view: View, p: dict[str, Any], open_: bool) -> Html:
     begin = float(origin[row])
     end = begin + float(spent[row].sum())
     room = 0.03 * (end - begin)
-    scale = Scale((begin - room) / NS_PER_MS, (end + room) / NS_PER_MS)
+    across = (begin - room, end - begin + 2 * room)
     plot = Plot(_OWN + 10 + (len(rows) - 1) * _LANE + 6, left=74, top=8)
     plot.x_axis(Scale(-room / NS_PER_MS, (end - begin + room) / NS_PER_MS), "ms since the request was due or sent", 8)
-    long, ticks = _gaps(one, rows)
+    g, stall = gaps(c), PHASES.index("stall")
     y = 0.0
     for j in rows:
         thick = _OWN if j == row else _LANE - 3
         label = f"#{one.requests['id'][j]}"
         plot.text((0, y + thick / 2 + 4), label, "label" if j == row else "tick", "end", -6)
-        _lane(plot, one, j, (spent[j], float(origin[j])), (scale, y, thick, long[j]))
+        line = spent[j].tolist()
+        plot.group(f"request {one.requests['id'][j]}, {ms(sum(line) / NS_PER_MS)}: {told(line)}")
+        found = spans(line, float(origin[j]), float(one.requests["first_ns"][j]), stalls_of(g, j, line[stall]))
+        draw(plot, found, across, (y, thick))
+        plot.end_group()
         if j == row:
-            for t in ticks:
-                x = scale(t / NS_PER_MS)
+            for t in chunk_times(c, row, MOST_TICKS).tolist():
+                x = (t - across[0]) / across[1]
                 plot.line((x, y + thick), (x, y + thick + 5), "bound")
         y += _OWN + 10 if j == row else _LANE
-    reading = _reading(one, row, spent[row], len(rows) - 1)
+    reading = _reading(one, row, spent[row], len(rows) - 1) + _longest_gap(one, gaps(c), rows, (spent, origin))
     title = f"The p99 request and those beside it, at {load_name(p)}"
     seen = [k for k in PHASE_NAMES if spent[rows, PHASES.index(k)].any()]
     body = [tag("p", reading, class_="reading"), legend((f"f-{k}", PHASE_NAMES[k]) for k in seen),
             plot.svg(title, reading, f"beside-{p['point']}"), _table(one, rows, spent)]  # fmt: skip
     return details(title, cat(body), open_, "card")
-
-
-def _lane(
-    plot: Plot,
-    one: Run,
-    j: int,
-    account: tuple[Array, float],
-    at: tuple[Scale, float, float, list[tuple[float, float]]],
-) -> None:
-    (line, begin), (scale, y, thick, long) = account, at
-    parts = dict(zip(PHASES, (int(v) for v in line), strict=True))
-    first = one.requests["first_ns"][j]
-    total, decoding = sum(parts.values()), parts["decode"] + parts["stall"]
-    wait = int(first - begin) if np.isfinite(first) else total - decoding - parts["tail"]
-    known = sum(parts[k] for k in _BEFORE if k != "unknown")
-    unknown = min(max(wait - known, 0), parts["unknown"])
-    order = [(k, unknown if k == "unknown" else parts[k]) for k in _BEFORE]
-    order += [("decode", decoding), ("tail", parts["tail"]), ("unknown", parts["unknown"] - unknown)]
-    took = ", ".join(f"{PHASE_NAMES[k]} {ms(v / NS_PER_MS)}" for k, v in parts.items() if v)
-    plot.group(f"request {one.requests['id'][j]}, {ms(total / NS_PER_MS)}: {took}")
-    t, spans = begin, []
-    for name, length in order:
-        spans.append((name, t, t + length))
-        t += length
-    left = float(parts["stall"])
-    for a, b in sorted(long, key=lambda s: s[0] - s[1]):  # the longest first, until the stalled time is used up
-        if left <= 0:
-            break
-        spans.append(("stall", max(a, b - left), b))
-        left -= b - a
-    for name, a, b in spans:
-        x0, x1 = scale(a / NS_PER_MS), scale(b / NS_PER_MS)
-        if x1 - x0 > 0.0005:
-            plot.rect((x0, y), (x1 - x0, thick), f"f-{name}")
-    plot.end_group()
-
-
-def _gaps(one: Run, rows: list[int]) -> tuple[dict[int, list[tuple[float, float]]], list[float]]:
-    """Where each row's long gaps exceed its usual one (ns), and when the chunks of the first row came."""
-    c = content(one)
-    g = gaps(c)
-    typical = typical_gaps(g, len(one.requests), one.requests["point"])
-    long: dict[int, list[tuple[float, float]]] = {j: [] for j in rows}
-    at = np.flatnonzero((g.low > STALL_FACTOR * typical[g.row]) & np.isin(g.row, rows))
-    for i in at:
-        end = float(g.begin_ns[i] + g.low[i])
-        long[int(g.row[i])].append((end - float(g.low[i] - typical[g.row[i]]), end))
-    times = c.t[c.row == rows[0]]
-    return long, times[:: max(1, -(-len(times) // MOST_TICKS))].tolist()
 
 
 def _reading(one: Run, row: int, line: Array, others: int) -> str:
@@ -143,6 +96,30 @@ def _reading(one: Run, row: int, line: Array, others: int) -> str:
     drawn = (f"{others} of those beside it are drawn; {max(began, 0)} others got their first token meanwhile."
              if others else "No other was in flight beside it.")  # fmt: skip
     return f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {drawn} Strokes are its chunks."
+
+
+def _longest_gap(one: Run, g: Gaps, rows: list[int], known: tuple[Array, Array]) -> str:
+    """The longest gap between the chunks of the first of ``rows``, and in whose prefill it lies, if it is a long one."""
+    spent, origin = known
+    a, b = np.searchsorted(g.row, [rows[0], rows[0] + 1])
+    if b - a < 2:
+        return ""
+    at = a + int(np.argmax(g.value[a:b]))
+    gap, usual = float(g.value[at]), float(np.median(g.value[a:b]))
+    if gap < STALL_FACTOR * usual:
+        return ""
+    begin, end = float(g.begin_ns[at]), float(g.begin_ns[at] + g.value[at])
+    best, whose = 0.0, ""
+    for j in rows[1:]:
+        for name, t0, t1 in spans(spent[j].tolist(), float(origin[j]), float(one.requests["first_ns"][j])):
+            shared = min(t1, end) - max(t0, begin)
+            if name == "prefill" and shared > best:
+                tokens = one.requests["prompt_tokens"][j]
+                of = "" if np.isnan(tokens) else f" ({int(tokens):,} prompt tokens)"
+                best, whose = shared, f"; {ms(shared / NS_PER_MS)} of it is the prefill of #{one.requests['id'][j]}{of}"
+    when = (begin - float(origin[rows[0]])) / NS_PER_MS
+    return (f" Its longest gap is {ms(gap / NS_PER_MS)}, {ms(when)} after its beginning, against {ms(usual / NS_PER_MS)} "
+            f"usually{whose}.")  # fmt: skip
 
 
 def _table(one: Run, rows: list[int], spent: Array) -> Html:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from whywait.report.charts import BEHIND, VISIBLE, View, load_name
 from whywait.report.svg import Html, Plot, cat, clip, details, figure, legend, table, tag
 from whywait.report.text import PHASE_NAMES
+from whywait.report.view import BEHIND, VISIBLE, View, load_name
 from whywait.units import ms, percent
 
 MOST_POINTS = 4  # load points drawn; the tables have all

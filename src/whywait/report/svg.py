@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from whywait.units import number
@@ -40,8 +41,7 @@ def esc(value: object) -> Html:
 def tag(name: str, body: object = "", **attrs: object) -> Html:
     """``<name …>body</name>``, all escaped; ``class_`` and ``aria_label`` become class and aria-label; None is left
     out."""
-    text = "".join(f' {k.rstrip("_").replace("_", "-")}="{esc(v)}"' for k, v in attrs.items() if v is not None)
-    return Html(f"<{name}{text}>{esc(body)}</{name}>")
+    return Html(f"<{name}{_attrs(attrs)}>{esc(body)}</{name}>")
 
 
 def cat(parts: Iterable[object]) -> Html:
@@ -171,9 +171,9 @@ class Plot:
                 f'<path d="M{"".join(out)[1:]}"{_class(class_)}{_tip("path", tip)}</svg>'
             )
 
-    def group(self, tip: object) -> None:
-        """What follows, up to :meth:`end_group`, shares a tip."""
-        self._parts.append(f"<g><title>{esc(tip)}</title>")
+    def group(self, tip: object = "", **attrs: object) -> None:
+        """What follows, up to :meth:`end_group`, shares a tip, or attributes (as in :func:`tag`)."""
+        self._parts.append(f"<g{_attrs(attrs)}>" + (f"<title>{esc(tip)}</title>" if tip else ""))
 
     def end_group(self) -> None:
         self._parts.append("</g>")
@@ -291,6 +291,10 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
+def _attrs(attrs: dict[str, object]) -> str:
+    return "".join(f' {k.rstrip("_").replace("_", "-")}="{esc(v)}"' for k, v in attrs.items() if v is not None)
+
+
 def _at(names: str, at: At) -> str:
     """Two attributes: a share of the width, and pixels."""
     across, down = names.split()
@@ -307,85 +311,7 @@ def _tip(name: str, tip: object) -> str:
     return f"><title>{esc(tip)}</title></{name}>" if tip else "/>"
 
 
-STYLE = """
-:root{--bg:#f6f6f3;--card:#fff;--ink:#1b1f27;--mute:#596070;--line:#dfe2e8;--link:#24599f;--warn:#fff3d6;--slo:#a2321a;
---client:#535355;--network:#ad6db5;--frontend:#36896d;--queue:#e6a413;--prefill:#7bb3d8;--decode:#3f5fa0;
---stall:#cc4726;--tail:#c7c08b;--unknown:#d5d7dd;--hatch:#8a8f9a;--idle:#f1f2f4;--holds:#a83a1c;--undecided:#7d5a00;
---fails:#2d6f55;--curve:#3f5fa0;--s0:#76c788;--s1:#3fb792;--s2:#10a399;--s3:#038d9a;--s4:#027797;--s5:#026197;
---s6:#26488c;--s7:#343078;--s8:#38185f}
-@media screen and (prefers-color-scheme:dark){:root{--bg:#14171c;--card:#1c2027;--ink:#e7e9ee;--mute:#a3abb9;
---line:#333944;--link:#8fb8f2;--warn:#3d3213;--slo:#ff9d84;--client:#848993;--network:#c681ea;--frontend:#79bb9c;
---queue:#f4b13b;--prefill:#90dbf7;--decode:#246eb8;--stall:#db5b3a;--tail:#e1e79d;--unknown:#46484b;--hatch:#8b909a;
---idle:#272c35;--holds:#ff9d84;--undecided:#f0c469;--fails:#8fd3b4;--curve:#6da8ea;--s0:#7466b5;--s1:#627eca;
---s2:#4997d4;--s3:#2aaed4;--s4:#27c3ca;--s5:#52d4ba;--s6:#86e1a7;--s7:#baea96;--s8:#ecef8e}}
-*{box-sizing:border-box}html{color-scheme:light dark;-webkit-text-size-adjust:100%}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.45 system-ui,-apple-system,"Segoe UI",sans-serif}
-header,main,footer{max-width:1280px;margin:0 auto;padding:0 20px;overflow-wrap:anywhere}header{padding-top:18px}
-h1{font-size:clamp(20px,2.2vw,26px);line-height:1.25;margin:4px 0 6px}h1.long{font-size:clamp(18px,1.7vw,21px)}
-h2{font-size:19px;margin:28px 0 8px}h3{font-size:15px;line-height:1.35;margin:0}p{margin:0 0 6px}
-a{color:var(--link)}:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-.skip{position:absolute;left:-9999px}.skip:focus{left:8px;top:8px;background:var(--card);padding:6px 10px}
-.brand{font-weight:600;color:var(--mute);margin:0}.meta,.note,.how{color:var(--mute);font-size:13px}
-nav ul{display:flex;flex-wrap:wrap;gap:2px 16px;list-style:none;margin:4px 0 0;padding:0;font-size:14px}
-.banner{background:var(--warn);border:1px solid var(--undecided);border-radius:8px;padding:7px 12px;margin:8px 0 0}
-.grid{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(100%,225px),1fr));margin-bottom:14px}
-.grid.two{grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr))}
-.grid.three{grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr))}
-.card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:11px 15px;margin:0;min-width:0}
-details.card{margin-bottom:10px}details.card>summary{font-size:15px;font-weight:600}
-.verdict{border-left:4px solid var(--state)}.verdict h3{font-size:14.5px}.lead{margin-bottom:14px}
-.lead h3{font-size:16px}
-.state{color:var(--state);font-weight:600;
-font-size:13px;margin:0}.state .how{font-weight:400}.holds{--state:var(--holds)}.undecided{--state:var(--undecided)}
-.fails{--state:var(--fails)}.cols{display:grid;gap:0 28px;
-grid-template-columns:repeat(auto-fit,minmax(min(100%,330px),1fr))}
-.share{font-size:13.5px;margin:1px 0 2px}.share b{font-size:18px;margin-right:5px}.lead .share b{font-size:24px}
-dl{margin:0;font-size:14px}dt{color:var(--mute);font-size:12.5px;margin-top:4px}dd{margin:0}
-.facts{display:grid;gap:0 28px;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr))}.facts dt{
-font-weight:600}.verdict ul{margin:0;padding-left:17px}summary{cursor:pointer;color:var(--link);font-size:13.5px;
-padding:3px 0}
-.reading{font-size:14px;margin:2px 0 6px}.legend{display:flex;flex-wrap:wrap;gap:2px 14px;list-style:none;
-margin:0 0 4px;padding:0;font-size:12.5px}.legend li{display:flex;align-items:center;gap:5px}
-.swatch{width:13px;height:13px}
-.plot svg{display:block;overflow:visible}.plot text{font-size:12px;fill:var(--ink)}.plot path{fill:none}
-.plot .tick{fill:var(--mute);font-size:11.5px}.plot .label{font-weight:600}.plot .ink{font-size:11.5px;fill:#14171c}
-.plot .halo{paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round}.axis{stroke:var(--mute)}
-.rule{stroke:var(--line)}.plot path{vector-effect:non-scaling-stroke}.line-p50{stroke:var(--curve);stroke-width:2}
-.line-p95{stroke:var(--curve);stroke-width:1.3;stroke-dasharray:4 4}.whisker{stroke:var(--curve);stroke-width:3;
-opacity:.5}.thin{stroke-width:1.2}.plot .p50{fill:var(--curve);stroke:var(--card)}.plot .p95{fill:var(--card);
-stroke:var(--curve);stroke-width:1.5}.plot .knee{fill:none;stroke:var(--queue);stroke-width:3}.slo{stroke:var(--slo);
-stroke-width:1.5;stroke-dasharray:7 4}.plot .slo-label{fill:var(--slo)}.bound{stroke:var(--ink);stroke-width:2}
-.ecdf{stroke-width:2}.dashed{stroke-dasharray:5 3}.cross{stroke:var(--slo);stroke-width:2}.g-running,.g-kv_use{
-stroke:var(--ink);stroke-width:1.6}.g-waiting{stroke:var(--queue);stroke-width:2.2}.seg{stroke:var(--card)}
-.plot .i-decode,.plot .i-stall,.plot .i-client,.plot .i-frontend{fill:#fff}.plot .i-idle{fill:var(--mute)}
-@media screen and (prefers-color-scheme:dark){.plot .i-client,.plot .i-frontend,.plot .i-stall{fill:#14171c}
-.plot .i-unknown{fill:#fff}}
-.f-client{fill:var(--client)}.f-network{fill:var(--network)}.f-frontend{fill:var(--frontend)}
-.f-queue{fill:var(--queue)}
-.f-prefill{fill:var(--prefill)}.f-decode{fill:var(--decode)}.f-stall{fill:var(--stall)}.f-tail{fill:var(--tail)}
-.f-unknown{fill:url(#hatch)}.f-kv{fill:url(#hatch-kv)}.f-throttled{fill:url(#hatch-hot)}
-.f-idle{fill:var(--idle);stroke:var(--hatch);stroke-width:.7}
-.s0{stroke:var(--s0)}.s1{stroke:var(--s1)}.s2{stroke:var(--s2)}.s3{stroke:var(--s3)}.s4{stroke:var(--s4)}
-.s5{stroke:var(--s5)}.s6{stroke:var(--s6)}.s7{stroke:var(--s7)}.s8{stroke:var(--s8)}
-.scroll{overflow-x:auto;max-width:100%;margin:4px 0}.tall{max-height:420px;overflow-y:auto}
-table{border-collapse:collapse;overflow-wrap:break-word;font-size:13px;font-variant-numeric:tabular-nums;
-background:var(--card)}
-caption{text-align:left;color:var(--mute);padding:2px 0 4px}th,td{padding:3px 10px;text-align:right;font-weight:400;
-border-bottom:1px solid var(--line);vertical-align:top;white-space:nowrap}thead th{font-weight:600;
-vertical-align:bottom}tbody th,
-thead th:first-child{text-align:left}th{white-space:normal}tbody th{min-width:118px;position:sticky;left:0;
-background:var(--card)}
-td small{display:block;
-color:var(--mute);font-size:11.5px;white-space:nowrap}abbr{text-decoration:none;cursor:help}.text td,.text th{
-text-align:left}.text td{min-width:150px;white-space:pre-wrap}code{font:13px/1.45 ui-monospace,monospace;
-white-space:pre-wrap}footer{padding:20px 20px 40px}
-@media(max-width:600px){header,main,footer{padding-left:12px;padding-right:12px}.card{padding:10px 11px}}
-@media print{@page{margin:12mm}body{background:#fff;font-size:12px}nav,.skip,.noprint{display:none}
-*{-webkit-print-color-adjust:exact;print-color-adjust:exact}figure.card,article,tr{break-inside:avoid}h2,h3,summary{
-break-after:avoid}.scroll{overflow:visible;max-height:none}details:not(.noprint)::details-content{
-content-visibility:visible;block-size:auto}.grid.two,.grid.three{grid-template-columns:1fr}td,th{
-white-space:normal;padding:2px 6px}table{font-size:10.5px}}
-"""
+STYLE = files("whywait.report").joinpath("page.css").read_text("utf-8")
 PATTERNS = Html(
     '<svg width="0" height="0" aria-hidden="true" style="position:absolute"><defs>'
     + "".join(

@@ -1,0 +1,183 @@
+"""What a good request costs at each load: energy, money by the shipped offers of the run's machine, device time. The
+figures are those of ``analyze.bill``; here they are only drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from whywait.analyze.bill import Ask, bill
+from whywait.analyze.energy_model import the_machine
+from whywait.core.run import Run
+from whywait.physics.prices import of_machine, shipped
+from whywait.report.svg import Html, Plot, cat, clip, details, figure, table, tag
+from whywait.report.view import BEHIND, Point, View, load_name, signs
+from whywait.units import number, percent
+
+TITLE = "What a good request costs"
+HOW = {"counter": "by energy counter", "power": "by integrated power", "modelled": "modelled, no meter was read"}
+_ROW, _BAR = 27, 14
+
+
+class Panel(NamedTuple):
+    """A figure per good request: what it is called with its unit, its fill, and value, low, high and why by point."""
+
+    name: str
+    fill: str
+    cells: dict[int, Mapping[str, Any]]
+
+    def value(self, p: Point) -> float | None:
+        found: float | None = self.cells.get(p["point"], {}).get("value")
+        return found
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """The bill of ``run`` by the shipped offers for its machine."""
+    machine = the_machine(run)
+    return bill(run, Ask(of_machine(shipped(), machine.name if machine else None)))
+
+
+def panels(found: Mapping[str, Any]) -> list[Panel]:
+    """What the bill tells per good request: energy, each offer's money (per 1,000), device time. Only what is known at
+    some point."""
+    points = {p["point"]: p for p in found["points"]}
+    out = [Panel("energy, J", "f-decode", {n: p["energy"]["per_good_request"] for n, p in points.items()})]
+    for i, offer in enumerate(next(iter(points.values()))["money"] if points else ()):
+        name = f"{offer['currency']} per 1,000 ({clip(offer['name'], 40)}, {offer['date']})"
+        out.append(Panel(name, "f-frontend", {n: _thousand(p["money"][i]) for n, p in points.items()}))
+    out.append(Panel("device time, s", "f-queue", {n: _device_time(p) for n, p in points.items()}))
+    return [p for p in out if any(c["value"] is not None for c in p.cells.values())]
+
+
+def cost(view: View, found: Mapping[str, Any]) -> Html:
+    """Bars of energy, the first offer's money and device time per good request, a row per load point."""
+    shown = panels(found)
+    reading, behind = cost_reading(view, found, shown), _table(view, found)
+    drawn = [p for p in view.drawn if any(x.value(p) is not None for x in shown)]
+    if not drawn:
+        return figure(TITLE, reading, [details(BEHIND, behind)], "cost")
+    kinds = [*shown[:2], shown[-1]] if len(shown) > 2 else shown
+    rows = [p for p in view.drawn if p["point"] in kinds[0].cells]
+    plot = Plot(len(rows) * _ROW + (12 if view.marked(rows[-1]) else 0), left=62, right=64, top=26, bottom=4)
+    plot.text((0, -10), view.axis, "tick", "end", -8)
+    for k, kind in enumerate(kinds):
+        _panel(view, plot, rows, (kind, k / len(kinds), 1 / len(kinds)))
+    money = [x.name for x in shown if x.fill == "f-frontend"]
+    more = f" Beside it are {len(money) - 1} other offers in the table." if len(money) > 1 else ""
+    notes = [_energy_note(found) + more, "Lines: 95 % intervals, where the window is long enough to resample."]
+    body = [plot.svg(TITLE, reading, "cost"), signs(view), tag("p", " ".join(n for n in notes if n), class_="note"),
+            details(BEHIND, behind)]  # fmt: skip
+    return figure(TITLE, reading, body, "cost")
+
+
+def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> str:
+    """The chart in a sentence: the first figure that is known, at the least and the most load, and where it is least."""
+    if view.passive:
+        return "No request was ours, so none can be charged; power stands in the timeline where it was read."
+    first = next(iter(shown), None)
+    known = [p for p in view.plain if first and first.value(p) is not None]
+    if first is None or not known:
+        why = next((w for p in found["points"] if (w := (p["work"]["why"] or {}).get("effective_tokens"))), None)
+        return f"There is nothing good to charge: {why}." if why else "Nothing is known that a good request could cost."
+
+    def said(p: Point) -> str:
+        value, unit = number(first.value(p)), first.name.split(",")[-1].strip()
+        return f"{value} {unit}" if len(unit) == 1 else f"{value} {first.name.split(' (')[0]}"
+
+    what = {"f-decode": "energy", "f-frontend": "money", "f-queue": "device time"}[first.fill]
+    cheap = min(known, key=lambda p: first.value(p) or 0.0)
+    text = f"A good request takes {said(cheap)} of {what} at {load_name(cheap)}"
+    dear = max(known, key=lambda p: first.value(p) or 0.0)
+    if dear is not cheap:
+        times = (first.value(dear) or 0.0) / (first.value(cheap) or 1.0)
+        text += f", the least; {said(dear)} ({times:.1f}×) at {load_name(dear)}"
+    none = [load_name(p) for p in view.plain if first.value(p) is None and p["point"] in first.cells]
+    text += f"; not known at {', '.join(none[:4])}." if none else "."
+    lost = [(share, k, p) for p in found["points"] for k, share in (p["shares"][0]["spent_on"] or {}).items()
+            if k != "good" and share and share >= 0.01]  # fmt: skip
+    if lost:
+        share, kind, p = max(lost, key=lambda x: x[0])
+        where = next((load_name(q) for q in view.points if q["point"] == p["point"]), "one load")
+        text += f" At {where} {percent(share)} went into {kind} requests."
+    return text
+
+
+def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, float]) -> None:
+    kind, left, width = at
+    room = width * 0.66
+    known = [c for c in kind.cells.values() if c["value"] is not None]
+    most = max((v for c in known for v in (c["value"], c["high"]) if v is not None), default=0.0) or 1.0
+    plot.text((left, -10), clip(kind.name.split(" (")[0], 24), "tick")
+    apart = False
+    for i, p in enumerate(rows):
+        apart = apart or (view.marked(p) and i > 0)
+        y = 2.0 + i * _ROW + (10 if apart else 0)
+        if left == 0:
+            plot.text((0, y + 13), view.short(p), "label", "end", -8)
+        c = kind.cells[p["point"]]
+        value, low, high = c["value"], c["low"], c["high"]
+        if value is None:
+            plot.text((left, y + 13), "–", "value")
+            continue
+        tip = f"{load_name(p)}: {_said(c)} {kind.name} per good request"
+        plot.rect((left, y + 2), (room * min(value / most, 1), _BAR), f"seg {kind.fill}", tip)
+        end = value
+        if low is not None:
+            end = max(value, most if high is None else high)
+            plot.line((left + room * low / most, y + 9), (left + room * end / most, y + 9), "bound")
+        plot.text((left + room * end / most, y + 13), number(value) + ("" if high is not None or low is None else " ?"),
+                  "value", dx=5)  # fmt: skip
+
+
+def _thousand(offer: Mapping[str, Any]) -> dict[str, Any]:
+    each = offer["per_good_request"]
+    return {**each, **{k: None if each[k] is None else 1000 * each[k] for k in ("value", "low", "high")}}
+
+
+def _device_time(p: Mapping[str, Any]) -> dict[str, Any]:
+    """Devices × seconds of the window / good requests: what any price per device-hour is to be multiplied by."""
+    devices, good = p["energy"]["devices"], p["work"]["good_requests"]
+    value = devices * p["window"]["seconds"] / good if devices and good else None
+    why = None if value is not None else "how many devices serve is not known" if not devices else "nothing was good"
+    return {"value": value, "low": None, "high": None, "why": why}
+
+
+def _said(c: Mapping[str, Any]) -> str:
+    if c["value"] is None:
+        return f"– ({c['why']})" if c.get("why") else "–"
+    if c["low"] is None:
+        return number(c["value"])
+    return f"{number(c['value'])} [{number(c['low'])} – {'?' if c['high'] is None else number(c['high'])}]"
+
+
+def _energy_note(found: Mapping[str, Any]) -> str:
+    how = next((p["energy"]["how"] for p in found["points"] if p["energy"]["how"]), None)
+    if how is None:
+        return "No energy meter of the devices was read."
+    state = "fails" if any(p["energy"]["state"] == "fails" for p in found["points"]) else ""
+    trust = " A check of it fails: see the table." if state else ""
+    return f"Energy: {HOW[how]}; all that was drawn in the window, failed and late requests charged to the good.{trust}"
+
+
+def _table(view: View, found: Mapping[str, Any]) -> Html:
+    shown = panels(found)
+    by = {p["point"]: p for p in found["points"]}
+    rows = []
+    for p in view.points:
+        b = by.get(p["point"])
+        if b is None:
+            continue
+        checks = "; ".join(f"{c['what']}: {c['why']}" for c in b["energy"]["checks"] if c["state"] != "holds")
+        rows.append([load_name(p), number(b["window"]["seconds"]), number(b["work"]["good_requests"]),
+                     number(b["work"]["late_requests"]), number(b["work"]["failed_requests"]),
+                     number(b["energy"]["joules"]), *(_said(x.cells[p["point"]]) for x in shown),
+                     number(b["energy"]["per_million_effective_tokens"]["value"]),
+                     cat([b["energy"]["state"], tag("small", clip(checks, 300))])])  # fmt: skip
+    head = ["load", "window, s", "good", "late", "failed", "energy, J", *(f"{x.name} per good request" for x in shown),
+            "J per million effective tokens", "energy to be believed?"]  # fmt: skip
+    said = "no SLO was given: every ok request is good" if not found["slo"] else "good: ended well, within the SLO"
+    offers = [f"{o['name']}: {o['terms']}, {o['date']}, {o['source']}" for o in
+              (found["points"][0]["money"] if found["points"] else ())]  # fmt: skip
+    none = "no offer is shipped for the machine of this run; whywait bill --price-per-hour X --currency USD prices it"
+    source = tag("p", "Prices: " + ("; ".join(offers) if offers else none) + ".", class_="note")
+    return table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide") + source

@@ -1,0 +1,174 @@
+"""Distributions of latencies as curves: the share of requests (or tokens) at or below each value, with bands."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from whywait.analyze.latency import gaps
+from whywait.core.table import Array
+from whywait.report import svg
+from whywait.report.svg import Html, Plot, Scale, details, table, tag
+from whywait.report.view import BEHIND, Point, View, load_name
+from whywait.units import NS_PER_MS, ms, number, percent
+
+LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+GRID = 80  # values at which the band of pooled gaps is computed
+DRAWS, MOST_GROUPS = 400, 1500  # resamples of requests; more requests than this are bundled at random
+
+
+class Line(NamedTuple):
+    """A curve: ``values`` ascending (ms), ``share`` at or below each; ``low`` and ``high`` of its band there; ``n``
+    requests, and of what the band is."""
+
+    point: Point
+    values: Array
+    share: Array
+    low: Array
+    high: Array
+    n: int
+
+
+def distributions(view: View) -> Html:
+    """The curves of TTFT, TPOT, end-to-end time (one value per request) and ITL (pooled over requests)."""
+    shapes = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "end-to-end time"))
+    out = [ecdf(view, metric, name) for metric, name in shapes]
+    return Html("".join([*out, itl(view)]))
+
+
+def ecdf(view: View, metric: str, name: str) -> Html:
+    """The share of requests at or below each latency, a line per load point."""
+    lines = []
+    for p, lat, keep in view.samples:
+        v = getattr(lat, metric)
+        v = np.sort(v[keep & np.isfinite(v)])
+        if len(v):
+            share = np.arange(1, len(v) + 1) / len(v)
+            half = _dkw(len(v))
+            lines.append(Line(p, v, share, np.maximum(share - half, 0), np.minimum(share + half, 1), len(v)))
+    said = "band that holds the whole curve with 95 % (Dvoretzky, Kiefer, Wolfowitz; Massart)"
+    return _figure(view, lines, (metric, name, "% of requests"), said)
+
+
+def itl(view: View) -> Html:
+    """The share of tokens at or below each gap per token; gaps of a request are alike, so requests are resampled."""
+    lines = []
+    for p, lat, keep in view.samples:
+        one, c = view.one(p)
+        g = gaps(c)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            each = g.value / NS_PER_MS / g.tokens
+        mine = keep[g.row] & np.isfinite(each) & (g.tokens > 0)
+        if mine.any() and len(lat.ids) == len(one.requests):
+            lines.append(_pooled(p, g.row[mine], each[mine], g.tokens[mine]))
+    return _figure(view, lines, ("itl_ms", "ITL", "% of tokens"), "95 % at each value, requests resampled")
+
+
+def _pooled(p: Point, row: Array, value: Array, weight: Array) -> Line:
+    """A weighted curve on a grid of its own quantiles, its band from resampled requests (or bundles of them)."""
+    order = np.argsort(value, kind="stable")
+    done = np.cumsum(weight[order])
+    at = np.unique(np.searchsorted(done, np.linspace(0, 1, GRID + 1) * done[-1]).clip(0, len(order) - 1))
+    grid = np.unique(value[order][at])
+    ids, group = np.unique(row, return_inverse=True)
+    rng = np.random.default_rng(1)
+    many = min(len(ids), MOST_GROUPS)
+    bundle = rng.permutation(len(ids)) % many
+    mine = bundle[group.ravel()]
+    held = np.bincount(mine * (len(grid) + 1) + np.searchsorted(grid, value), weight, many * (len(grid) + 1))
+    counts = np.cumsum(held.reshape(many, -1), axis=1)
+    whole = counts.sum(axis=0)
+    share = whole[:-1] / whole[-1]
+    if many < 4:  # so few say nothing of how requests differ
+        return Line(p, grid, share, np.zeros_like(share), np.ones_like(share), len(ids))
+    drawn = rng.multinomial(many, np.full(many, 1 / many), DRAWS) @ counts
+    low, high = np.quantile(drawn[:, :-1] / drawn[:, -1:], (0.025, 0.975), axis=0)
+    return Line(p, grid, share, np.minimum(low, share), np.maximum(high, share), len(ids))
+
+
+def _figure(view: View, lines: list[Line], what: tuple[str, str, str], band: str) -> Html:
+    metric, name, unit_y = what
+    key, title = f"ecdf-{metric.removesuffix('_ms')}", f"Distribution of {name}"
+    if not lines:
+        return svg.figure(title, f"No request ended well with what {name} takes.", [], key)
+    slo = view.summary["slo"].get(metric)
+    ends = [float(v) for x in lines for v in (x.values[0], x.values[-1])]
+    near = slo is not None and min(ends) / 3 <= slo <= 3 * max(ends)
+    x, per, unit = svg.ms_scale([*ends, *([slo] if near else [])], zero=False)
+    plot, last = Plot(200, top=24), max(len(lines) - 1, 1)
+    plot.x_axis(x, f"{name}, {unit}" + (" (log)" if x.log else ""), 5)
+    plot.y_axis(Scale(0, 100), unit_y, most=5)
+    shaded = _shaded(view, lines)
+    for i, line in enumerate(lines):
+        if any(line is s for s in shaded):
+            _band(plot, line, (x, per), f"band b{round(8 * i / last)}")
+    labels, levels = svg.Labels(plot), max(60, 4000 // len(lines))
+    for i, line in enumerate(lines):
+        at = np.unique(np.linspace(0, len(line.values) - 1, min(len(line.values), levels)).round().astype(int)).tolist()
+        points = [(x(float(line.values[j]) / per), plot.height * (1 - float(line.share[j]))) for j in at]
+        style = f"ecdf s{round(8 * i / last)}{' dashed' if view.marked(line.point) else ''}"
+        tip = f"{load_name(line.point)}: {line.n} requests"
+        plot.path([(points[0][0], plot.height), *points, (1.0, 0.0)], style, tip, steps=True)
+    if near and slo is not None:
+        plot.line((x(slo / per), 0), (x(slo / per), plot.height), "slo")
+        plot.text((x(slo / per), 10), f"SLO {ms(slo)}", "slo-label halo", "end" if x(slo / per) > 0.6 else "start", 4)
+    for i, line in enumerate(lines):
+        level = 0.8 - 0.6 * i / last
+        labels.put((x(_quantile(line, level) / per), plot.height * (1 - level)), view.short(line.point))
+    reading = _reading(view, lines, name)
+    names = ", ".join(load_name(s.point) for s in shaded)
+    note = tag("p", f"Shaded: {band}; at {names}." if shaded else "", class_="note")
+    return svg.figure(title, reading, [plot.svg(title, reading, key), note, _table(lines, name, band)], key)
+
+
+def _shaded(view: View, lines: list[Line]) -> list[Line]:
+    """Those whose band is drawn: the least load, the knee and the most, so that bands do not cover each other."""
+    plain = [x for x in lines if not view.marked(x.point)] or lines
+    found = [plain[0], *(x for x in plain if x.point is view.knee), plain[-1]]
+    return [x for i, x in enumerate(found) if not any(x is y for y in found[:i])]
+
+
+def _band(plot: Plot, line: Line, at: tuple[Scale, float], style: str) -> None:
+    """The area between the bounds: along the upper one, back along the lower, both as steps."""
+    scale, per = at
+    pick = np.unique(np.linspace(0, len(line.values) - 1, min(len(line.values), 120)).round().astype(int)).tolist()
+    xs = [scale(float(line.values[j]) / per) for j in pick]
+    high = [plot.height * (1 - float(line.high[j])) for j in pick]
+    low = [plot.height * (1 - float(line.low[j])) for j in pick]
+    # Before the first value the lower bound is 0; past the last the upper one is 1.
+    up = [(xs[0], float(plot.height))]
+    for a, y in zip(xs, high, strict=True):
+        up += [(a, up[-1][1]), (a, y)]
+    down = []
+    for i in range(len(xs) - 1, -1, -1):
+        right = xs[i + 1] if i + 1 < len(xs) else 1.0
+        down += [(right, low[i]), (xs[i], low[i])]
+    plot.path([*up, (1.0, 0.0), *down, (xs[0], float(plot.height))], style)
+
+
+def _dkw(n: int) -> float:
+    """Half of the width of the band around the curve of ``n`` values: sqrt(ln(2/0.05) / 2n), at most 1."""
+    return min(1.0, math.sqrt(math.log(40) / (2 * n)))
+
+
+def _quantile(line: Line, level: float) -> float:
+    at = min(int(np.searchsorted(line.share, level)), len(line.values) - 1)
+    return float(line.values[at])
+
+
+def _reading(view: View, lines: list[Line], name: str) -> str:
+    spread = [_quantile(x, 0.9) / max(_quantile(x, 0.1), 1e-9) for x in lines]
+    at = int(np.argmax(spread))
+    wide = f"widest at {load_name(lines[at].point)}, p90 is {number(spread[at])}× p10" if spread[at] > 1.2 else "narrow"
+    plain = [x for x in lines if not view.marked(x.point)] or lines
+    said = ", ".join(f"{ms(_quantile(x, 0.5))} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
+    return f"Median {name}: {said}; {wide}."
+
+
+def _table(lines: list[Line], name: str, band: str) -> Html:
+    rows = [[load_name(x.point), x.n, f"± {percent(float((x.high - x.low).max()) / 2)}",
+             *(ms(_quantile(x, q)) for q in LEVELS)] for x in lines]  # fmt: skip
+    head = ["load", "requests", "band, at its widest", *(f"p{q * 100:g}" for q in LEVELS)]
+    return details(BEHIND, table(head, rows, f"{name}: sample quantiles; band: {band}"))
