@@ -16,6 +16,7 @@ from whywait.units import number, percent
 
 TITLE = "What a good request costs"
 HOW = {"counter": "by energy counter", "power": "by integrated power", "modelled": "modelled, no meter was read"}
+MOST_PANELS = 2  # side by side; the table has all
 _ROW, _BAR = 27, 14
 
 
@@ -43,56 +44,53 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
     points = {p["point"]: p for p in found["points"]}
     out = [Panel("energy, J", "f-decode", {n: p["energy"]["per_good_request"] for n, p in points.items()})]
     for i, offer in enumerate(next(iter(points.values()))["money"] if points else ()):
-        name = f"{offer['currency']} per 1,000 ({clip(offer['name'], 40)}, {offer['date']})"
+        name = f"{offer['currency']} per 1,000 good ({clip(offer['name'], 40)}, {offer['date']})"
         out.append(Panel(name, "f-frontend", {n: _thousand(p["money"][i]) for n, p in points.items()}))
-    out.append(Panel("device time, s", "f-queue", {n: _device_time(p) for n, p in points.items()}))
+    known = all(p["energy"]["devices"] for p in points.values())
+    name = "device time, s" if known else "service time, s"
+    out.append(Panel(name, "f-queue", {n: _taken(p, known) for n, p in points.items()}))
     return [p for p in out if any(c["value"] is not None for c in p.cells.values())]
 
 
 def cost(view: View, found: Mapping[str, Any]) -> Html:
-    """Bars of energy, the first offer's money and device time per good request, a row per load point."""
+    """Bars of energy and the first offer's money per good request (else of time), a row per load point."""
     shown = panels(found)
     reading, behind = cost_reading(view, found, shown), _table(view, found)
     drawn = [p for p in view.drawn if any(x.value(p) is not None for x in shown)]
     if not drawn:
         return figure(TITLE, reading, [details(BEHIND, behind)], "cost")
-    kinds = [*shown[:2], shown[-1]] if len(shown) > 2 else shown
+    kinds = [x for i, x in enumerate(shown) if x.fill not in {y.fill for y in shown[:i]}][:MOST_PANELS]
     rows = [p for p in view.drawn if p["point"] in kinds[0].cells]
-    plot = Plot(len(rows) * _ROW + (12 if view.marked(rows[-1]) else 0), left=62, right=64, top=26, bottom=4)
+    plot = Plot(len(rows) * _ROW + (12 if view.marked(rows[-1]) else 0), left=62, right=8, top=26, bottom=4)
     plot.text((0, -10), view.axis, "tick", "end", -8)
     for k, kind in enumerate(kinds):
         _panel(view, plot, rows, (kind, k / len(kinds), 1 / len(kinds)))
     money = [x.name for x in shown if x.fill == "f-frontend"]
-    more = f" Beside it are {len(money) - 1} other offers in the table." if len(money) > 1 else ""
-    notes = [_energy_note(found) + more, "Lines: 95 % intervals, where the window is long enough to resample."]
-    body = [plot.svg(TITLE, reading, "cost"), signs(view), tag("p", " ".join(n for n in notes if n), class_="note"),
-            details(BEHIND, behind)]  # fmt: skip
+    more = f" {len(money) - 1} more offers, and the device time, are in the table." if len(money) > 1 else ""
+    lines = "Lines: 95 % intervals, where the window is long enough to resample." + more
+    body = [plot.svg(TITLE, reading, "cost"), signs(view), tag("p", _note(found, bool(money)), class_="note"),
+            details(BEHIND, tag("p", lines, class_="note") + behind)]  # fmt: skip
     return figure(TITLE, reading, body, "cost")
 
 
 def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> str:
-    """The chart in a sentence: the first figure that is known, at the least and the most load, and where it is least."""
+    """The chart in a sentence: the first figure that is known, where it is least and where most."""
     if view.passive:
         return "No request was ours, so none can be charged; power stands in the timeline where it was read."
     first = next(iter(shown), None)
     known = [p for p in view.plain if first and first.value(p) is not None]
     if first is None or not known:
         why = next((w for p in found["points"] if (w := (p["work"]["why"] or {}).get("effective_tokens"))), None)
-        return f"There is nothing good to charge: {why}." if why else "Nothing is known that a good request could cost."
+        return f"There is nothing good to charge: {why}." if why else "There is nothing good to charge."
 
-    def said(p: Point) -> str:
-        value, unit = number(first.value(p)), first.name.split(",")[-1].strip()
-        return f"{value} {unit}" if len(unit) == 1 else f"{value} {first.name.split(' (')[0]}"
-
-    what = {"f-decode": "energy", "f-frontend": "money", "f-queue": "device time"}[first.fill]
-    cheap = min(known, key=lambda p: first.value(p) or 0.0)
-    text = f"A good request takes {said(cheap)} of {what} at {load_name(cheap)}"
-    dear = max(known, key=lambda p: first.value(p) or 0.0)
+    money = next((x for x in shown if x.fill == "f-frontend" and x is not first), None)
+    cheap, dear = (f(known, key=lambda p: first.value(p) or 0.0) for f in (min, max))
+    text = f"A good request takes {_amounts(first, money, cheap)} at {load_name(cheap)}"
     if dear is not cheap:
         times = (first.value(dear) or 0.0) / (first.value(cheap) or 1.0)
-        text += f", the least; {said(dear)} ({times:.1f}×) at {load_name(dear)}"
+        text += f", the least; {number(times)} times that at {load_name(dear)}"
     none = [load_name(p) for p in view.plain if first.value(p) is None and p["point"] in first.cells]
-    text += f"; not known at {', '.join(none[:4])}." if none else "."
+    text += f"; nothing good to charge at {', '.join(none[:4])}." if none else "."
     lost = [(share, k, p) for p in found["points"] for k, share in (p["shares"][0]["spent_on"] or {}).items()
             if k != "good" and share and share >= 0.01]  # fmt: skip
     if lost:
@@ -102,9 +100,17 @@ def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> st
     return text
 
 
+def _amounts(first: Panel, money: Panel | None, p: Point) -> str:
+    """``43.8 J of energy and 0.0291 USD per 1,000``."""
+    value, name = number(first.value(p)), first.name.split(" (")[0]
+    text = f"{value} {name.split(', ')[1]} of {name.split(', ')[0]}" if ", " in name else f"{value} {name}"
+    priced = None if money is None else money.value(p)
+    return text if money is None or priced is None else f"{text} and {number(priced)} {money.name.split(' (')[0]}"
+
+
 def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, float]) -> None:
     kind, left, width = at
-    room = width * 0.66
+    room = width * 0.62
     known = [c for c in kind.cells.values() if c["value"] is not None]
     most = max((v for c in known for v in (c["value"], c["high"]) if v is not None), default=0.0) or 1.0
     plot.text((left, -10), clip(kind.name.split(" (")[0], 24), "tick")
@@ -134,12 +140,12 @@ def _thousand(offer: Mapping[str, Any]) -> dict[str, Any]:
     return {**each, **{k: None if each[k] is None else 1000 * each[k] for k in ("value", "low", "high")}}
 
 
-def _device_time(p: Mapping[str, Any]) -> dict[str, Any]:
-    """Devices × seconds of the window / good requests: what any price per device-hour is to be multiplied by."""
-    devices, good = p["energy"]["devices"], p["work"]["good_requests"]
-    value = devices * p["window"]["seconds"] / good if devices and good else None
-    why = None if value is not None else "how many devices serve is not known" if not devices else "nothing was good"
-    return {"value": value, "low": None, "high": None, "why": why}
+def _taken(p: Mapping[str, Any], known: bool) -> dict[str, Any]:
+    """Devices × seconds of the window / good requests: what a price per device-hour is to be multiplied by; of the whole
+    service where it is not ``known`` how many devices serve."""
+    devices, good = p["energy"]["devices"] if known else 1, p["work"]["good_requests"]
+    value = devices * p["window"]["seconds"] / good if good else None
+    return {"value": value, "low": None, "high": None, "why": None if good else "nothing was good"}
 
 
 def _said(c: Mapping[str, Any]) -> str:
@@ -150,13 +156,14 @@ def _said(c: Mapping[str, Any]) -> str:
     return f"{number(c['value'])} [{number(c['low'])} – {'?' if c['high'] is None else number(c['high'])}]"
 
 
-def _energy_note(found: Mapping[str, Any]) -> str:
+def _note(found: Mapping[str, Any], priced: bool) -> str:
     how = next((p["energy"]["how"] for p in found["points"] if p["energy"]["how"]), None)
+    price = "" if priced else " No price is known for this machine: whywait bill takes one (--price-per-hour)."
     if how is None:
-        return "No energy meter of the devices was read."
+        return f"No energy meter of the devices was read.{price}"
     state = "fails" if any(p["energy"]["state"] == "fails" for p in found["points"]) else ""
     trust = " A check of it fails: see the table." if state else ""
-    return f"Energy: {HOW[how]}; all that was drawn in the window, failed and late requests charged to the good.{trust}"
+    return f"Energy: {HOW[how]}. Failed and late requests are charged to the good.{trust}{price}"
 
 
 def _table(view: View, found: Mapping[str, Any]) -> Html:

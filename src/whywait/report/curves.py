@@ -30,7 +30,7 @@ def curve(view: View, metric: str, name: str) -> Html:
     near = slo is not None and slo <= 4 * max(v for v in values if v is not None)
     y, per, unit = ms_scale([*values, *([slo] if near else [])])
     x = scale_for([v for p in drawn for v in (p[key], *(p.get(f"{key}_ci") or []))], log=False)
-    plot = Plot(210, top=24)
+    plot = Plot(190, top=24)
     plot.x_axis(x, rate[1])
     plot.y_axis(y, f"{name}, {unit}" + (" (log)" if y.log else ""))
 
@@ -97,7 +97,8 @@ def _curve_marks(
             plot.line(place(rate, low), place(rate, up), "whisker")
         if left is not None and right is not None:
             plot.line(place(left, found["p50"]), place(right, found["p50"]), "whisker thin")
-        tip = f"{load_name(p)}: {number(rate)} per second, p50 {with_bounds(found, 'p50')}, p95 {with_bounds(found, 'p95')}"
+        quantiles = f"p50 {with_bounds(found, 'p50')}, p95 {with_bounds(found, 'p95')}"
+        tip = f"{load_name(p)}: {number(rate)} per second, {quantiles}"
         if p is view.knee:
             plot.mark(at, "ring", "knee", tip)
         if found["p95"] is not None:
@@ -126,9 +127,9 @@ def curve_reading(view: View, metric: str, name: str, rate: tuple[str, str]) -> 
         to = f"stay at {number(b[key])}" if abs(gain) < 0.03 else to
         return (f"From {from_to(knee, b)} {unit} {to} while {name} goes from {ms(knee[metric]['p50'])} to "
                 f"{ms(b[metric]['p50'])} (p50): more load only adds waiting.")  # fmt: skip
-    return (f"From {from_to(a, b)} {unit} go from {number(a[key])} to {number(b[key])} ({b[key] / a[key]:.2f}×) and "
-            f"{name} from {ms(a[metric]['p50'])} to {ms(b[metric]['p50'])} (p50); "
-            "no point was found at which throughput stops growing.")  # fmt: skip
+    times = f"{number(b[key] / a[key])}×"
+    return (f"From {from_to(a, b)} {unit} go from {number(a[key])} to {number(b[key])} ({times}) and "
+            f"{name} from {ms(a[metric]['p50'])} to {ms(b[metric]['p50'])} (p50); no knee was found.")  # fmt: skip
 
 
 def _curve_table(view: View, metric: str, name: str, rate: tuple[str, str]) -> Html:

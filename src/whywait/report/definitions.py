@@ -16,13 +16,13 @@ DEFINITIONS = {
     "failed, was late or was cut off is charged to the good. Nothing good: null, never 0. Prices are of the offers "
     "named, with their date.",
     "Phases": "Every nanosecond of a request is in exactly one of client, network, frontend, queue, prefill, decode, "
-    "stalled decode (a long gap inside another request's prefill), tail, not explained; they add up exactly.",
+    "stalled decode (a long gap in another request's prefill), tail, not explained; they add up exactly.",
     "Device": "Wall time × devices, every instant in one category by what our requests show. Without the engine's "
     "steps it is seen from outside. Idle with work queued: requests waited while the device was not fed.",
     "How it is known": "Measured: the engine's own figure, or a stamp. Derived: growth of the engine's counters and "
     "histograms. Inferred: from our stamps and its gauges. Modelled: a formula over data sheets. Unknown: no evidence.",
-    "Verdict": "Holds: the evidence shows it. Ruled out: the evidence speaks against it. Undecided: there is not enough "
-    "of either; never a guess.",
+    "Verdict": "Holds: the evidence shows it. Ruled out: the evidence speaks against it. Undecided: not enough of "
+    "either; never a guess.",
     "Knee": "The load after which throughput gains less than 10 % per doubling while waiting grows.",
     "Steady window": "Warm-up ends when the load is in flight and its first tokens are there; drain begins when less "
     "than the load is left. Latencies are of requests that began in it, rates of the time in it.",

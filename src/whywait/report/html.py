@@ -44,8 +44,9 @@ def head(script: str = "") -> Html:
         allowed = f"script-src 'sha256-{digest}'; "
     return Html(
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; {allowed}"
-        'img-src data:; base-uri \'none\'; form-action \'none\'"><meta name="referrer" content="no-referrer">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        f"{allowed}img-src data:; base-uri 'none'; form-action 'none'\">"
+        '<meta name="referrer" content="no-referrer">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
     )
 
@@ -81,11 +82,11 @@ def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Draw
     seen = [phases(view), occupancy(view), curves.curve(view, lead, curves.SHAPES[lead]), cost(view, billed(view.run))]
     lanes, zoomable = timelines.timelines(view)
     parts = [
-        ("glance", "At a glance", strip(verdicts, len(doubts)) + tag("div", cat(seen), class_="grid two")),
+        ("glance", "At a glance", strip(verdicts, len(doubts)) + tag("div", cat(seen), class_="grid two four")),
         ("verdicts", "Verdicts", cards(verdicts)),
         ("load", "Against load", tag("div", cat(others), class_="grid two")),
         ("parts", "Who waits for what", tag("div", cat([bands(view), classes(view)]), class_="grid two")),
-        ("latency", "Latency distributions", tag("div", distributions(view), class_="grid two")),
+        ("latency", "Latency distributions", tag("div", distributions(view), class_="grid two four")),
         ("timeline", "Timeline of requests", neighbours(view) + lanes),
         ("figures", "All figures", figures(view)),
         ("doubts", "Doubts", _doubts(doubts)),
@@ -112,9 +113,8 @@ def _top(view: View, title: str) -> list[Html]:
     m = view.run.manifest
     out = [tag("p", "whywait report", class_="brand")]
     if m.made_by in MADE_BY:
-        out.append(tag("p", tag("strong", MADE_BY[m.made_by]), class_="banner", role="note"))
-    if m.made_by == "simulated" and m.engine.get("described"):
-        out.append(tag("p", "simulated: " + clip(str(m.engine["described"]), 300)))
+        what = f" {clip(m.engine['described'], 300)}" if m.made_by == "simulated" and m.engine.get("described") else ""
+        out.append(tag("p", tag("strong", MADE_BY[m.made_by]) + what, class_="banner", role="note"))
     if m.partial or view.summary["partial"]:
         why = clip(m.partial_reason, 300) or "it was cut short"
         said = tag("strong", "PARTIAL") + f": {why}. What was measured until then is kept."
@@ -163,13 +163,10 @@ def _repeat(run: Run) -> Html:
     told = tag("p", tag("code", clip(command, 2000))) + tag("p", _floor(m.client.get("floor")))
     whole = json.dumps(dataclasses.asdict(m), indent=1, default=str, ensure_ascii=False)
     cut = len(whole) - MOST_MANIFEST
-    name = "The manifest as JSON" + (
-        f", without its last {cut:,} characters (manifest.json has them)" if cut > 0 else ""
-    )
+    name = "The manifest as JSON" + (f", less its last {cut:,} characters (manifest.json has them)" if cut > 0 else "")
     raw = tag("pre", tag("code", whole[:MOST_MANIFEST]), tabindex="0", role="region", aria_label=name)
-    return (
-        told + table(["fact", "value"], rows[:MOST_FACTS], caption, "text") + details(name, raw, class_="data noprint")
-    )
+    facts = table(["fact", "value"], rows[:MOST_FACTS], caption, "text")
+    return told + facts + details(name, raw, class_="data noprint")
 
 
 def _floor(floor: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from whywait.analyze.latency import OK, Gaps, gaps, origin_ns, per_request
@@ -55,7 +57,9 @@ def _timeline(view: View, p: Point, open_: bool) -> Html:
     row = focus(one, w["whole_point"] | ((origin >= w["start_ns"]) & (origin <= w["end_ns"])))
     if row is None or not spent[row].sum():
         return Html()
-    rows = [row, *beside(one, row)]
+    rows, gap = [row, *beside(one, row)], longest_gap(one, gaps(c), row, spent)
+    if gap is not None and gap.whose is not None and gap.whose not in rows:  # the one that it waited for is shown
+        rows = [row, *sorted([*rows[1:MOST_NEIGHBOURS], gap.whose], key=lambda j: float(origin[j]))]
     begin = float(origin[row])
     end = begin + float(spent[row].sum())
     room = 0.03 * (end - begin)
@@ -78,12 +82,12 @@ def _timeline(view: View, p: Point, open_: bool) -> Html:
                 x = (t - across[0]) / across[1]
                 plot.line((x, y + thick), (x, y + thick + 5), "bound")
         y += _OWN + 10 if j == row else _LANE
-    reading = _reading(one, row, spent[row], len(rows) - 1) + _longest_gap(one, gaps(c), rows, (spent, origin))
+    reading = _reading(one, row, spent[row], len(rows) - 1) + _gap_reading(one, gap, float(origin[row]))
     title = f"The p99 request and those beside it, at {load_name(p)}"
     seen = [k for k in PHASE_NAMES if spent[rows, PHASES.index(k)].any()]
     body = [tag("p", reading, class_="reading"), legend((f"f-{k}", PHASE_NAMES[k]) for k in seen),
             plot.svg(title, reading, f"beside-{p['point']}"), _table(one, rows, spent)]  # fmt: skip
-    return details(title, cat(body), open_, "card")
+    return details(title, cat(body), open_, "card lanes")
 
 
 def _reading(one: Run, row: int, line: Array, others: int) -> str:
@@ -98,28 +102,45 @@ def _reading(one: Run, row: int, line: Array, others: int) -> str:
     return f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {drawn} Strokes are its chunks."
 
 
-def _longest_gap(one: Run, g: Gaps, rows: list[int], known: tuple[Array, Array]) -> str:
-    """The longest gap between the chunks of the first of ``rows``, and in whose prefill it lies, if it is a long one."""
-    spent, origin = known
-    a, b = np.searchsorted(g.row, [rows[0], rows[0] + 1])
+class Gap(NamedTuple):
+    """A long gap between chunks: from when (ns), how long, the usual length; whose prefill (row) lies in it for how
+    long."""
+
+    begin: float
+    length: float
+    usual: float
+    whose: int | None
+    shared: float
+
+
+def longest_gap(one: Run, g: Gaps, row: int, spent: Array) -> Gap | None:
+    """The longest gap between the chunks of ``row``, if it is a long one; prefills are taken to end at first tokens."""
+    a, b = np.searchsorted(g.row, [row, row + 1])
     if b - a < 2:
-        return ""
+        return None
     at = a + int(np.argmax(g.value[a:b]))
-    gap, usual = float(g.value[at]), float(np.median(g.value[a:b]))
-    if gap < STALL_FACTOR * usual:
+    begin, length, usual = float(g.begin_ns[at]), float(g.value[at]), float(np.median(g.value[a:b]))
+    if length < STALL_FACTOR * usual:
+        return None
+    first, req = one.requests["first_ns"], one.requests
+    shared = np.minimum(first, begin + length) - np.maximum(first - spent[:, PHASES.index("prefill")], begin)
+    shared = np.where((req["replica"] == req["replica"][row]) & np.isfinite(shared), shared, 0.0)
+    shared[row] = 0.0
+    most = int(np.argmax(shared))
+    found = float(shared[most])
+    return Gap(begin, length, usual, most if found > 0 else None, max(found, 0.0))
+
+
+def _gap_reading(one: Run, gap: Gap | None, origin: float) -> str:
+    if gap is None:
         return ""
-    begin, end = float(g.begin_ns[at]), float(g.begin_ns[at] + g.value[at])
-    best, whose = 0.0, ""
-    for j in rows[1:]:
-        for name, t0, t1 in spans(spent[j].tolist(), float(origin[j]), float(one.requests["first_ns"][j])):
-            shared = min(t1, end) - max(t0, begin)
-            if name == "prefill" and shared > best:
-                tokens = one.requests["prompt_tokens"][j]
-                of = "" if np.isnan(tokens) else f" ({int(tokens):,} prompt tokens)"
-                best, whose = shared, f"; {ms(shared / NS_PER_MS)} of it is the prefill of #{one.requests['id'][j]}{of}"
-    when = (begin - float(origin[rows[0]])) / NS_PER_MS
-    return (f" Its longest gap is {ms(gap / NS_PER_MS)}, {ms(when)} after its beginning, against {ms(usual / NS_PER_MS)} "
-            f"usually{whose}.")  # fmt: skip
+    whose = ""
+    if gap.whose is not None:
+        tokens = one.requests["prompt_tokens"][gap.whose]
+        of = "" if np.isnan(tokens) else f" ({int(tokens):,} prompt tokens)"
+        whose = f", {ms(gap.shared / NS_PER_MS)} of it in the prefill of #{one.requests['id'][gap.whose]}{of}"
+    after, length, usual = (ms(v / NS_PER_MS) for v in (gap.begin - origin, gap.length, gap.usual))
+    return f" Its longest gap is {length}, {after} after its beginning, against {usual} usually{whose}."
 
 
 def _table(one: Run, rows: list[int], spent: Array) -> Html:

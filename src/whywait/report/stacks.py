@@ -4,7 +4,7 @@ its reading in words."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from whywait.report.svg import Html, Plot, cat, clip, details, figure, legend, table, tag
 from whywait.report.text import DEVICE_NAMES, PHASE_NAMES

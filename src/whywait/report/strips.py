@@ -1,7 +1,8 @@
-"""What was read beside the requests, over the same time: KV space, queue, running, in flight, power. A low panel each."""
+"""What was read beside the requests, over the same time: KV space, queue, running, in flight, power; low panels."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -164,4 +165,4 @@ def _parts(line: Line) -> list[list[At]]:
     cuts = np.flatnonzero(took > max(SILENT * float(np.median(took)), LEAST_SILENT_S * NS_PER_S)) + 1
     pairs = list(zip(t, line.value.tolist(), strict=True))
     edges = [0, *cuts.tolist(), len(pairs)]
-    return [pairs[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [pairs[a:b] for a, b in itertools.pairwise(edges)]

@@ -91,7 +91,8 @@ def _timeline(view: View, d: Drawn, open_: bool) -> Html:
     top = count * d.thick
     plot = Plot(top + strips.heights(d.strips) + 4, top=8)
     plot.group(class_="x-axis")
-    plot.x_axis(Scale(*((t - d.zero) / NS_PER_S for t in d.span)), "seconds since the point began", 8)
+    low, high = ((t - d.zero) / NS_PER_S for t in d.span)
+    plot.x_axis(Scale(low, high), "seconds since the point began", 8)
     plot.end_group()
     ids, outcomes = d.one.requests["id"], d.one.requests.text("outcome")
     for j in d.rows:
@@ -107,10 +108,11 @@ def _timeline(view: View, d: Drawn, open_: bool) -> Html:
     shares = _shares(spent, d.rows)
     reading = _reading(d, len(spent), shares)
     drawn = plot.svg(f"Timeline at {load_name(p)}", reading, f"time-{p['point']}")
-    body = [tag("p", reading, class_="reading"), svg.legend((f"f-{k}", PHASE_NAMES[k]) for v, k in shares if v >= 0.001),
+    words = svg.legend((f"f-{k}", PHASE_NAMES[k]) for v, k in shares if v >= 0.001)
+    body = [tag("p", reading, class_="reading"), words,
             tag("div", drawn, class_="timeline", id=f"timeline-{p['point']}", data_point=p["point"]),
             _derived(p, shares), *_tables(view, d, spent)]  # fmt: skip
-    return details(load_name(p), cat(body), open_, "card")
+    return details(load_name(p), cat(body), open_, "card lanes")
 
 
 def _shares(spent: Array, rows: list[int]) -> list[tuple[float, str]]:
@@ -125,8 +127,9 @@ def _reading(d: Drawn, all_: int, shares: list[tuple[float, str]]) -> str:
     text = f"From {low:.1f} to {high:.1f} s."
     if d.rows:
         largest = ", ".join(f"{PHASE_NAMES[k]} {percent(v)}" for v, k in shares[:3] if v)
-        text = (f"{len(d.rows)} of {all_} requests drawn, from {low:.1f} to {high:.1f} s, in {len(set(d.lane.values()))} "
-                f"lanes; of their time {largest}.")  # fmt: skip
+        in_lanes = f"in {len(set(d.lane.values()))} lanes"
+        text = (f"{len(d.rows)} of {all_} requests drawn, from {low:.1f} to {high:.1f} s, {in_lanes}; of their time "
+                f"{largest}.")  # fmt: skip
     return f"{text} {strips.strips_reading(d.strips)}".rstrip()
 
 
@@ -137,8 +140,8 @@ def _derived(p: Point, shares: list[tuple[float, str]]) -> Html:
             if v["how"] == "derived" and (v["share"] or 0) >= 0.01]  # fmt: skip
     if unknown < 0.05 or not told:
         return Html()
-    said = f"What is not explained of single requests is known of all together, by the engine's histograms: {', '.join(told)}."
-    return tag("p", said, class_="note")
+    said = "What is not explained of single requests is known of all together, by the engine's histograms"
+    return tag("p", f"{said}: {', '.join(told)}.", class_="note")
 
 
 def _tables(view: View, d: Drawn, spent: Array) -> list[Html]:
@@ -176,10 +179,10 @@ def _point(view: View, d: Drawn, most: int) -> dict[str, Any]:
     for j in d.rows:
         spans = [v for k, a, b in d.spans[j] for v in (PHASES.index(k), us(a), us(b) - us(a))]
         stamps = [us(t) for t in lanes.chunk_times(c, j, most).tolist()]
-        chunks = [b - a for a, b in zip([0, *stamps[:-1]], stamps, strict=True)]  # each after the one before
+        chunks = np.diff(np.array([0, *stamps])).tolist()  # each after the one before
         tokens = [None if np.isnan(req[k][j]) else int(req[k][j]) for k in ("prompt_tokens", "output_tokens")]
+        count = int(np.searchsorted(c.row, j + 1) - np.searchsorted(c.row, j))
         rows.append([int(req["id"][j]), d.lane[j], us(d.begin[j]), outcomes[j], clip(req["class"][j] or "", 40),
-                     int(req["replica"][j]), *tokens, int((c.row == j).sum()) if len(stamps) >= most else len(stamps),
-                     spans, chunks])  # fmt: skip
+                     int(req["replica"][j]), *tokens, count, spans, chunks])  # fmt: skip
     return {"point": d.point["point"], "name": load_name(d.point), "from_s": (zero - d.zero) / NS_PER_S,
             "us": us(d.span[1]), "thick": d.thick, "requests": rows}  # fmt: skip
