@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -28,18 +29,18 @@ class Unanswered(Exception):
 
 
 class Browser:
-    """One page of a browser. ``messages`` holds every event it told: console, exceptions, requests."""
+    """One page of a browser. ``events`` holds all that it told: console, exceptions, requests."""
+
+    _session: str | None = None
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read, self._left, self._number = write, read, b"", 0
         self.events: list[dict[str, Any]] = []
         target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
         found = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})
-        self._session: str | None = found["sessionId"]
+        self._session = found["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "DOM", "Accessibility"):
             self.call(f"{domain}.enable")
-
-    _session = None
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._call(method, params)
@@ -64,9 +65,15 @@ class Browser:
         Raises:
             AssertionError: it throws.
         """
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def text(self, expression: str) -> str:
+        """The same, of text."""
+        found = self.value(expression)
+        assert isinstance(found, str), expression
+        return found
 
     def key(self, key: str, text: str = "") -> None:
         """Press and release a key; ``text`` is what it would type."""
@@ -75,8 +82,11 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **({"text": text} if text else {}), **more)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **more)
 
-    def screenshot(self, path: Path, width: int = 1280, height: int = 1000, top: int = 0) -> None:
+    def size(self, width: int, height: int = 900) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def screenshot(self, path: Path, width: int = 1280, height: int = 1000, top: int = 0) -> None:
+        self.size(width, height)
         clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
         found = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
@@ -126,13 +136,16 @@ class Browser:
 def browser(profile: Path) -> Iterator[Browser]:
     """A browser of its own, ended with all its processes."""
     assert BINARY
-    to_read, to_write = os.pipe()  # to the browser, which reads descriptor 3
-    from_read, from_write = os.pipe()  # from the browser, which writes descriptor 4
+    low_read, to_write = os.pipe()  # to the browser, which reads descriptor 3
+    from_read, low_write = os.pipe()  # from the browser, which writes descriptor 4
+    to_read, from_write = (fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (low_read, low_write))  # never 3 or 4 itself
+    for fd in (low_read, low_write):
+        os.close(fd)
     command = [BINARY, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     # A shell puts the pipes where the browser expects them, whatever numbers they have here.
     line = f'exec 3<&{to_read} 4>&{from_write}; exec "$@"'
-    process = subprocess.Popen(["bash", "-c", line, "bash", *command], pass_fds=(to_read, from_write),
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen(["bash", "-c", line, "bash", *command], pass_fds=(to_read, from_write), **quiet)
     os.close(to_read)
     os.close(from_write)
     try:

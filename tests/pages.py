@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ import numpy as np
 
 from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run
 from whywait.analyze.summary import summarize
+from whywait.core.columns import KINDS
 from whywait.core.run import Run
 from whywait.core.table import Table
 from whywait.judge.diagnose import headline, judge
@@ -225,3 +227,41 @@ def hostile(run: Run) -> tuple[Run, dict[str, Any]]:
                "next_step": HOSTILE[5], "point": 0}  # fmt: skip
     verdicts = [verdict, {**verdict, "state": "undecided"}, {**verdict, "state": "fails"}]
     return run, {**summarize(run), "verdicts": verdicts, "headline": " ".join(HOSTILE)}
+
+
+def million(points: int = 24, requests: int = 260, tokens: int = 162) -> Run:
+    """A million chunks: as many points as are drawn, in each more requests than that, gauges ten times a second."""
+    rng = np.random.default_rng(1)
+    n, all_ = points * requests, points * requests * tokens
+    point = np.repeat(np.arange(points), requests)
+    start = np.arange(points) * 100 * S
+    sent = start[point] + np.tile(np.sort(rng.integers(0, 40 * S, requests)), points)
+    gap = rng.integers(10 * MS, 30 * MS, (n, tokens))
+    gap[:, 0] = rng.integers(50 * MS, 900 * MS, n)
+    gap[rng.random((n, tokens)) < 0.01] += 200 * MS
+    t = sent[:, None] + np.cumsum(gap, axis=1)
+    cols = {"point": point, "id": np.arange(n), "due_ns": sent, "sent_ns": sent, "accepted_ns": t[:, 0],
+            "first_ns": t[:, 0], "first_answer_ns": t[:, 0], "last_ns": t[:, -1], "end_ns": t[:, -1] + 10_000,
+            "connect_ns": np.zeros(n), "rtt_ns": np.full(n, 100_000), "prompt_tokens": np.full(n, 100),
+            "output_tokens": np.full(n, tokens), "content_chunks": np.full(n, tokens), "attempt": np.ones(n),
+            "replica": np.zeros(n), "outcome": np.zeros(n), "fault": np.zeros(n), "engine_prefill_ms": np.full(n, 40.0),
+            "class": np.array(["a class of requests"] * n, dtype=object)}  # fmt: skip
+    chunk = {"id": np.repeat(np.arange(n), tokens), "t_ns": t.ravel(), "kind": np.full(all_, KINDS.index("answer")),
+             "tokens": np.ones(all_), "clock": np.zeros(all_)}  # fmt: skip
+    at = np.concatenate([np.arange(s, s + 45 * S, S // 10) for s in start.tolist()])
+    names = ("running", "waiting", "kv_use")
+    read = {"asked_ns": np.tile(at, 3), "answered_ns": np.tile(at + MS, 3), "value": rng.random(3 * len(at)),
+            "source": np.array(["metrics/0"] * 3 * len(at), dtype=object),
+            "name": np.repeat(np.array(names, dtype=object), len(at))}  # fmt: skip
+    rows = [{"mode": "rate", "target": i + 1.0, "planned": requests, "start_ns": int(s),
+             "end_ns": int(t[point == i].max())} for i, s in enumerate(start)]  # fmt: skip
+    run = make_run([], points=rows, slo={"ttft_ms": 500.0, "tpot_ms": 25.0})
+    return dataclasses.replace(run, requests=Table("requests", cols), chunks=Table("chunks", chunk),
+                               readings=Table("readings", read))  # fmt: skip
+
+
+@functools.cache
+def million_judged() -> tuple[Run, dict[str, Any]]:
+    """:func:`million` with its summary, made once."""
+    run = million()
+    return run, analysed(run)

@@ -23,7 +23,6 @@ from whywait.report.neighbours import beside, focus
 from whywait.report.text import console, print_result
 from whywait.report.timelines import MOST_REQUESTS
 
-
 CHARTS = 12  # of a run with load points of our own
 
 

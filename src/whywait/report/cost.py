@@ -141,8 +141,8 @@ def _thousand(offer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _taken(p: Mapping[str, Any], known: bool) -> dict[str, Any]:
-    """Devices × seconds of the window / good requests: what a price per device-hour is to be multiplied by; of the whole
-    service where it is not ``known`` how many devices serve."""
+    """Devices × seconds of the window / good requests: what a price per device-hour is multiplied by. Of the whole
+    service where it is not ``known`` how many serve."""
     devices, good = p["energy"]["devices"] if known else 1, p["work"]["good_requests"]
     value = devices * p["window"]["seconds"] / good if good else None
     return {"value": value, "low": None, "high": None, "why": None if good else "nothing was good"}

@@ -94,7 +94,8 @@ def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Draw
         ("repeat", "To repeat it", _repeat(view.run)),
     ]
     if view.passive:  # no request of ours: these would be empty frames
-        parts = [p for p in parts if p[0] not in ("parts", "latency")]
+        told = any(p[m]["p50"] is not None for p in view.points for m in curves.SHAPES)
+        parts = [p for p in parts if p[0] not in ("parts", "latency", *(() if told else ("load",)))]
         parts = [(k, "Timeline", body) if k == "timeline" else (k, name, body) for k, name, body in parts]
     return parts, zoomable
 
@@ -126,8 +127,8 @@ def _top(view: View, title: str) -> list[Html]:
     machine = m.machine.get("client")
     cpu = machine.get("cpu") if isinstance(machine, dict) else None
     points = f"{len(view.points)} load point{'' if len(view.points) == 1 else 's'}"
-    facts = [m.engine.get("model"), m.engine.get("name"), cpu, _when(m.zero_unix_ns),
-             f"{len(view.run.requests):,} requests at {points}"]  # fmt: skip
+    sent = "watched, nothing was sent" if view.passive else f"{len(view.run.requests):,} requests"
+    facts = [m.engine.get("model"), m.engine.get("name"), cpu, _when(m.zero_unix_ns), f"{sent} at {points}"]
     return [*out, tag("p", " · ".join(clip(f, 120) for f in facts if f), class_="meta")]
 
 

@@ -20,6 +20,7 @@ from whywait.report.view import Point, View, load_name
 from whywait.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms, percent
 
 MOST_REQUESTS, MOST_LANES, MOST_LISTED = 240, 80, 60
+MOST_IN_ALL, LEAST_REQUESTS = 2_400, 60  # of all points together; and of each, however many there are
 MOST_CHUNKS, MOST_STAMPS = 400, 150_000  # stamps kept for zooming, of one request and of the whole page
 
 
@@ -50,8 +51,9 @@ def timelines(view: View) -> tuple[Html, list[Drawn]]:
     """A timeline per point that is drawn; the one of most load stands open."""
     shown = view.drawn
     first = next((p for p in reversed(shown) if not view.marked(p)), None)
-    found = [_drawn(view, p) for p in shown]
-    text = (f"A lane per request in flight, at most {MOST_REQUESTS} requests of a point in {MOST_LANES} lanes (a "
+    most = min(MOST_REQUESTS, max(MOST_IN_ALL // max(len(shown), 1), LEAST_REQUESTS))
+    found = [_drawn(view, p, most) for p in shown]
+    text = (f"A lane per request in flight, at most {most} requests of a point in {MOST_LANES} lanes (a "
             f"stretch of the steady window, not a choice), at {len(shown)} of {len(view.points)} points. How long each "
             "phase took is known; their order before the first token is assumed, and stalls lie at the longest "
             "gaps.")  # fmt: skip
@@ -61,15 +63,15 @@ def timelines(view: View) -> tuple[Html, list[Drawn]]:
     return tag("p", text, class_="note") + body, [d for d in found if d.rows]
 
 
-def _drawn(view: View, p: Point) -> Drawn:
+def _drawn(view: View, p: Point, most: int) -> Drawn:
     (one, c), spent = view.one(p), view.acc.phases[view.acc.point == p["point"]]
     begin = origin_ns(one)
     begin = np.where(np.isnan(begin), one.requests["sent_ns"], begin)
     end = begin + spent.sum(axis=1)
     rows = [int(j) for j in np.argsort(begin, kind="stable") if end[j] > begin[j]]
-    if len(rows) > MOST_REQUESTS:  # from the steady window on, as far as there are enough
-        at = min(int(np.searchsorted(begin[rows], p["window"]["start_ns"])), len(rows) - MOST_REQUESTS)
-        rows = rows[at : at + MOST_REQUESTS]
+    if len(rows) > most:  # from the steady window on, as far as there are enough
+        at = min(int(np.searchsorted(begin[rows], p["window"]["start_ns"])), len(rows) - most)
+        rows = rows[at : at + most]
     place = {rows[i]: k for i, k in svg.lanes([(begin[j], end[j]) for j in rows], MOST_LANES).items()}
     rows = list(place)
     zero = float(one.points["start_ns"][0])

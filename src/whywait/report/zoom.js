@@ -73,7 +73,7 @@
       this.plot.setAttribute("aria-label", `Timeline at ${point.name}: plus and minus zoom, arrows move, 0 shows all`);
       this.pointer();
       this.plot.addEventListener("keydown", (event) => this.key(event));
-      this.show(0, point.us, false);
+      [this.from, this.to] = [0, point.us]; // as it stands drawn
     }
 
     tools() {
