@@ -39,12 +39,13 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def panels(found: Mapping[str, Any]) -> list[Panel]:
-    """What the bill tells per good request: energy, each offer's money (per 1,000), device time. Only what is known at
-    some point."""
+    """What the bill tells per good request (per request where only the engine's counters tell how many there were):
+    energy, each offer's money (per 1,000), device time. Only what is known at some point."""
     points = {p["point"]: p for p in found["points"]}
-    out = [Panel("energy, J", "f-decode", {n: p["energy"]["per_good_request"] for n, p in points.items()})]
+    out = [Panel("energy, J", "f-decode", {n: _each(p["energy"]) for n, p in points.items()})]
+    what = "1,000" if _counted(found) else "1,000 good"
     for i, offer in enumerate(next(iter(points.values()))["money"] if points else ()):
-        name = f"{offer['currency']} per 1,000 good ({clip(offer['name'], 40)}, {offer['date']})"
+        name = f"{offer['currency']} per {what} ({clip(offer['name'], 40)}, {offer['date']})"
         out.append(Panel(name, "f-frontend", {n: _thousand(p["money"][i]) for n, p in points.items()}))
     known = all(p["energy"]["devices"] for p in points.values())
     name = "device time, s" if known else "service time, s"
@@ -75,22 +76,23 @@ def cost(view: View, found: Mapping[str, Any]) -> Html:
 
 def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> str:
     """The chart in a sentence: the first figure that is known, where it is least and where most."""
-    if view.passive:
-        return "No request was ours, so none can be charged; power stands in the timeline where it was read."
-    first = next(iter(shown), None)
+    first, watched = next(iter(shown), None), _counted(found)
     known = [p for p in view.plain if first and first.value(p) is not None]
+    if view.passive and not known:
+        return "No request was ours, so none can be charged; power stands in the timeline where it was read."
     if first is None or not known:
         why = next((w for p in found["points"] if (w := (p["work"]["why"] or {}).get("effective_tokens"))), None)
         return f"There is nothing good to charge: {why}." if why else "There is nothing good to charge."
 
     money = next((x for x in shown if x.fill == "f-frontend" and x is not first), None)
     cheap, dear = (f(known, key=lambda p: first.value(p) or 0.0) for f in (min, max))
-    text = f"A good request takes {_amounts(first, money, cheap)} at {load_name(cheap)}"
+    text = f"A {'' if watched else 'good '}request takes {_amounts(first, money, cheap)} at {load_name(cheap)}"
     if dear is not cheap:
         times = (first.value(dear) or 0.0) / (first.value(cheap) or 1.0)
         text += f", the least; {number(times)} times that at {load_name(dear)}"
     none = [load_name(p) for p in view.plain if first.value(p) is None and p["point"] in first.cells]
-    text += f"; nothing good to charge at {', '.join(none[:4])}." if none else "."
+    text += "; by the engine's counters, how many were good is not known" if watched else ""
+    text += f"; nothing{'' if watched else ' good'} to charge at {', '.join(none[:4])}." if none else "."
     lost = [(share, k, p) for p in found["points"] for k, share in (p["shares"][0]["spent_on"] or {}).items()
             if k != "good" and share and share >= 0.01]  # fmt: skip
     if lost:
@@ -135,17 +137,31 @@ def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, fl
                   "value", dx=5)  # fmt: skip
 
 
+def _counted(found: Mapping[str, Any]) -> bool:
+    """Whether the service was only watched, and its own counters tell how many requests there were."""
+    return any(p.get("counted") for p in found["points"])
+
+
+def _each(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figure per good request, or per request of a service that was only watched."""
+    told: Mapping[str, Any] | None = entry.get("by_counters")
+    each: Mapping[str, Any] = entry["per_good_request"] if told is None else told["per_request"]
+    return each
+
+
 def _thousand(offer: Mapping[str, Any]) -> dict[str, Any]:
-    each = offer["per_good_request"]
+    each = _each(offer)
     return {**each, **{k: None if each[k] is None else 1000 * each[k] for k in ("value", "low", "high")}}
 
 
 def _taken(p: Mapping[str, Any], known: bool) -> dict[str, Any]:
     """Devices × seconds of the window / good requests: what a price per device-hour is multiplied by. Of the whole
     service where it is not ``known`` how many serve."""
+    told = p.get("counted")
     devices, good = p["energy"]["devices"] if known else 1, p["work"]["good_requests"]
+    good = told["requests"]["value"] if told else good
     value = devices * p["window"]["seconds"] / good if good else None
-    return {"value": value, "low": None, "high": None, "why": None if good else "nothing was good"}
+    return {"value": value, "low": None, "high": None, "why": None if good else "there was none"}
 
 
 def _said(c: Mapping[str, Any]) -> str:

@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whywait.analyze.counters import histogram
 from whywait.analyze.latency import gaps
+from whywait.analyze.passive import LATENCIES
 from whywait.core.table import Array
 from whywait.report import svg
-from whywait.report.svg import Html, Plot, Scale, details, table, tag
+from whywait.report.svg import Html, Plot, Scale, cat, details, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name
 from whywait.units import NS_PER_MS, ms, number, percent
 
+NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end-to-end time", "itl_ms": "ITL"}
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 GRID = 80  # values at which the band of pooled gaps is computed
 DRAWS, MOST_GROUPS = 400, 1500  # resamples of requests; more requests than this are bundled at random
@@ -32,24 +35,25 @@ class Line(NamedTuple):
 
 
 def distributions(view: View) -> Html:
-    """The curves of TTFT, TPOT, end-to-end time (one value per request) and ITL (pooled over requests)."""
-    shapes = (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("e2e_ms", "end-to-end time"))
-    out = [ecdf(view, metric, name) for metric, name in shapes]
-    return Html("".join([*out, itl(view)]))
+    """The curves of TTFT, TPOT, end-to-end time (one value per request) and ITL (pooled over requests). Of a service
+    that was only watched those that its histograms tell; empty where it has none."""
+    if view.passive:
+        return cat(_of_buckets(view, metric, name) for metric, name in NAMES.items())
+    return cat([*(ecdf(view, metric, name) for metric, name in list(NAMES.items())[:3]), itl(view)])
 
 
 def ecdf(view: View, metric: str, name: str) -> Html:
     """The share of requests at or below each latency, a line per load point."""
-    lines = []
-    for p, lat, keep in view.samples:
-        v = getattr(lat, metric)
-        v = np.sort(v[keep & np.isfinite(v)])
-        if len(v):
-            share = np.arange(1, len(v) + 1) / len(v)
-            half = _dkw(len(v))
-            lines.append(Line(p, v, share, np.maximum(share - half, 0), np.minimum(share + half, 1), len(v)))
+    lines = [line(p, getattr(lat, metric)[keep]) for p, lat, keep in view.samples]
     said = "band that holds the whole curve with 95 % (Dvoretzky, Kiefer, Wolfowitz; Massart)"
-    return _figure(view, lines, (metric, name, "% of requests"), said)
+    return _figure(view, [x for x in lines if x.n], (metric, name, "% of requests"), said)
+
+
+def line(p: Point, values: Array) -> Line:
+    """The curve of one value per request (NaN: unknown, left out) with the band of Dvoretzky, Kiefer, Wolfowitz."""
+    v = np.sort(values[np.isfinite(values)])
+    share, half = np.arange(1, len(v) + 1) / max(len(v), 1), _dkw(len(v))
+    return Line(p, v, share, np.maximum(share - half, 0), np.minimum(share + half, 1), len(v))
 
 
 def itl(view: View) -> Html:
@@ -64,6 +68,25 @@ def itl(view: View) -> Html:
         if mine.any() and len(lat.ids) == len(one.requests):
             lines.append(_pooled(p, g.row[mine], each[mine], g.tokens[mine]))
     return _figure(view, lines, ("itl_ms", "ITL", "% of tokens"), "95 % at each value, requests resampled")
+
+
+def _of_buckets(view: View, metric: str, name: str) -> Html:
+    """By the growth of the engine's histogram: exact at the bounds of its buckets, anywhere between them inside."""
+    lines = []
+    for p in view.drawn:
+        w = p["window"]
+        found = histogram(view.run.readings, LATENCIES[metric], (w["start_ns"], w["end_ns"]))
+        if found is None or found.n <= 0:
+            continue
+        share = np.cumsum(found.counts) / found.n
+        fine = np.isfinite(found.bounds) & (np.append(share[1:], 1.0) > 0)
+        values, share = found.bounds[fine] * 1000, share[fine]
+        if len(values):
+            lines.append(Line(p, values, share, share, np.append(share[1:], share[-1]), round(found.n)))
+    if not lines:
+        return Html()
+    what = (metric, name, "% of tokens" if metric == "itl_ms" else "% of requests")
+    return _figure(view, lines, what, "where the curve may lie, between the bounds of the engine's buckets")
 
 
 def _pooled(p: Point, row: Array, value: Array, weight: Array) -> Line:
@@ -150,7 +173,7 @@ def _band(plot: Plot, line: Line, at: tuple[Scale, float], style: str) -> None:
 
 def _dkw(n: int) -> float:
     """Half of the width of the band around the curve of ``n`` values: sqrt(ln(2/0.05) / 2n), at most 1."""
-    return min(1.0, math.sqrt(math.log(40) / (2 * n)))
+    return min(1.0, math.sqrt(math.log(40) / (2 * max(n, 1))))
 
 
 def _quantile(line: Line, level: float) -> float:
@@ -163,7 +186,8 @@ def _reading(view: View, lines: list[Line], name: str) -> str:
     at = int(np.argmax(spread))
     wide = f"widest at {load_name(lines[at].point)}, p90 is {number(spread[at])}× p10" if spread[at] > 1.2 else "narrow"
     plain = [x for x in lines if not view.marked(x.point)] or lines
-    said = ", ".join(f"{ms(_quantile(x, 0.5))} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
+    most = "at most " if view.passive else ""  # the upper bound of a bucket
+    said = ", ".join(f"{most}{ms(_quantile(x, 0.5))} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
     return f"Median {name}: {said}; {wide}."
 
 

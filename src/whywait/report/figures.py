@@ -42,11 +42,12 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
     points = summary["points"]
     bad = [k for k in (points[0]["counts"] if points else []) if k != "ok" and any(p["counts"][k] for p in points)]
     rows: list[tuple[str, _Cell]] = [
-        ("requests ok / planned", lambda p: f"{p['counts'].get('ok', 0)} / {sum(p['counts'].values())}"),
+        ("requests ok / planned", _own(lambda p: f"{p['counts'].get('ok', 0)} / {sum(p['counts'].values())}")),
         *((f"ended {k.replace('_', ' ')}", _within("counts", k, str)) for k in bad),
         ("requests/s", value("requests_per_s")),
         ("output tokens/s", _tokens_per_s),
-        ("peak tokens/s", value("peak_tokens_per_s")), ("tokens/s of failed requests", value("wasted_tokens_per_s")),
+        ("peak tokens/s", _own(value("peak_tokens_per_s"))),
+        ("tokens/s of failed requests", _own(value("wasted_tokens_per_s"))),
     ]  # fmt: skip
     if summary["slo"] or summary["slo_of_classes"]:
         rows += [("goodput, requests/s", value("goodput_requests_per_s")),
@@ -64,15 +65,23 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
         ("KV space in use, mean", value("kv_use", percent)), ("KV space in use, peak", value("kv_use_max", percent)),
         ("prompt tokens cached", value("cached_share", percent)), ("engine memory", value("memory_bytes", size)),
         ("power", value("power_w", lambda v: number(v, "W"))),
-        ("energy per request", value("energy_j_per_request", lambda v: number(v, "J"))),
+        ("energy per good request", value("energy_j_per_good_request", lambda v: number(v, "J"))),
+        ("energy per million effective tokens", value("energy_j_per_million_effective_tokens",
+                                                      lambda v: number(v, "J"))),
+        ("may the energy be believed?", lambda p: p.get("energy_state") or "–"),
     ]  # fmt: skip
     rows += [(f"waits: {n}", _within("phases", k, _share)) for k, n in PHASE_NAMES.items()]
     rows += [(f"device: {n}", _within("occupancy", k, percent)) for k, n in DEVICE_NAMES.items()]
     return rows + model_rows()
 
 
+def _own(cell: _Cell) -> _Cell:
+    """A figure of our own requests: does not apply where the service was only watched."""
+    return lambda p: "–" if "passive" in p else cell(p)
+
+
 def _tokens_per_s(p: dict[str, Any]) -> object:
-    low, high = p.get("output_tokens_per_s_ci") or (None, None)
+    low, high = (None, None) if "passive" in p else p.get("output_tokens_per_s_ci") or (None, None)
     return interval(p["output_tokens_per_s"], None if low is None else (low, high), number)
 
 

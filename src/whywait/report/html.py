@@ -81,12 +81,13 @@ def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Draw
     others = [curves.curve(view, m, n) for m, n in curves.SHAPES.items() if m != lead]
     seen = [phases(view), occupancy(view), curves.curve(view, lead, curves.SHAPES[lead]), cost(view, billed(view.run))]
     lanes, zoomable = timelines.timelines(view)
+    shapes = distributions(view)
     parts = [
         ("glance", "At a glance", strip(verdicts, len(doubts)) + tag("div", cat(seen), class_="grid two four")),
         ("verdicts", "Verdicts", cards(verdicts)),
         ("load", "Against load", tag("div", cat(others), class_="grid two")),
         ("parts", "Who waits for what", tag("div", cat([bands(view), classes(view)]), class_="grid two")),
-        ("latency", "Latency distributions", tag("div", distributions(view), class_="grid two four")),
+        ("latency", "Latency distributions", tag("div", shapes, class_="grid two four")),
         ("timeline", "Timeline of requests", neighbours(view) + lanes),
         ("figures", "All figures", figures(view)),
         ("doubts", "Doubts", _doubts(doubts)),
@@ -95,7 +96,8 @@ def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Draw
     ]
     if view.passive:  # no request of ours: these would be empty frames
         told = any(p[m]["p50"] is not None for p in view.points for m in curves.SHAPES)
-        parts = [p for p in parts if p[0] not in ("parts", "latency", *(() if told else ("load",)))]
+        empty = {"parts"} | (set() if told else {"load"}) | (set() if shapes else {"latency"})
+        parts = [p for p in parts if p[0] not in empty]
         parts = [(k, "Timeline", body) if k == "timeline" else (k, name, body) for k, name, body in parts]
     return parts, zoomable
 
