@@ -10,7 +10,7 @@ from whywait.analyze.bill import Ask, bill
 from whywait.analyze.energy_model import the_machine
 from whywait.core.run import Run
 from whywait.physics.prices import of_machine, shipped
-from whywait.report.svg import Html, Plot, cat, clip, details, figure, table, tag
+from whywait.report.svg import Html, Plot, cat, clip, details, figure, scale_for, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name, signs
 from whywait.units import number, percent
 
@@ -112,10 +112,13 @@ def _amounts(first: Panel, money: Panel | None, p: Point) -> str:
 
 def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, float]) -> None:
     kind, left, width = at
-    room = width * 0.62
-    known = [c for c in kind.cells.values() if c["value"] is not None]
-    most = max((v for c in known for v in (c["value"], c["high"]) if v is not None), default=0.0) or 1.0
-    plot.text((left, -10), clip(kind.name.split(" (")[0], 24), "tick")
+    room, known = width * 0.62, [c for c in kind.cells.values() if c["value"] is not None]
+    scale = scale_for([v for c in known for v in (c["value"], c["low"], c["high"])], zero=True)
+
+    def x(value: float) -> float:
+        return left + room * scale(value)
+
+    plot.text((left, -10), clip(kind.name.split(" (")[0], 24) + (" (log)" if scale.log else ""), "tick")
     apart = False
     for i, p in enumerate(rows):
         apart = apart or (view.marked(p) and i > 0)
@@ -128,13 +131,16 @@ def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, fl
             plot.text((left, y + 13), "–", "value")
             continue
         tip = f"{load_name(p)}: {_said(c)} {kind.name} per good request"
-        plot.rect((left, y + 2), (room * min(value / most, 1), _BAR), f"seg {kind.fill}", tip)
-        end = value
+        end = value if low is None else max(value, scale.high if high is None else high)
+        if scale.log:  # a bar has no foot there: a mark on a line
+            plot.line((left, y + 9), (left + room, y + 9), "rule")
+            plot.mark((x(value), y + 9), "dot", kind.fill, tip)
+        else:
+            plot.rect((left, y + 2), (room * scale(value), _BAR), f"seg {kind.fill}", tip)
         if low is not None:
-            end = max(value, most if high is None else high)
-            plot.line((left + room * low / most, y + 9), (left + room * end / most, y + 9), "bound")
-        plot.text((left + room * end / most, y + 13), number(value) + ("" if high is not None or low is None else " ?"),
-                  "value", dx=5)  # fmt: skip
+            plot.line((x(low), y + 9), (x(end), y + 9), "bound")
+        text, at_ = number(value) + (" ?" if low is not None and high is None else ""), max(x(end), x(value))
+        plot.text((left + room if scale.log else at_, y + 13), text, "value", dx=7)
 
 
 def _counted(found: Mapping[str, Any]) -> bool:

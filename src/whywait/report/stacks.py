@@ -137,7 +137,7 @@ def _bar(
     for fill, share, tip in parts:
         if share >= VISIBLE:
             plot.rect((x, y), (share * width, _BAR), f"seg f-{fill}", tip)
-            if words and share >= 0.16:
+            if words and share * width >= 0.1:
                 plot.text((x + share * width / 2, y + 13), percent(share), f"ink i-{fill}", "middle")
             x += share * width
 
