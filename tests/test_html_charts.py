@@ -46,6 +46,20 @@ def test_the_band_of_a_distribution_holds_the_true_curve_nineteen_times_in_twent
     assert any(re.fullmatch(r"± 1\d %", cell) for cell in table)  # sqrt(ln 40 / 120) is 17.5 %
 
 
+def test_quantiles_of_a_curve_are_those_of_the_other_figures():
+    run = sweep()
+    view = view_of(run)
+    for p, lat, keep in view.samples:
+        found = ecdf.line(p, lat.ttft_ms[keep])
+        for q in ("p50", "p90", "p95", "p99"):
+            assert found.levels[ecdf.LEVELS.index(int(q[1:]) / 100)] == pytest.approx(p["ttft_ms"][q])
+        c = view.one(p)[1]
+        g = gaps(c)
+        mine = keep[g.row] & (g.tokens > 0)
+        pooled = ecdf._pooled(p, g.row[mine], g.value[mine] / MS / g.tokens[mine], g.tokens[mine])
+        assert pooled.levels[ecdf.LEVELS.index(0.95)] == pytest.approx(p["itl_ms"]["p95"])
+
+
 def test_pooled_gaps_are_resampled_by_request():
     rng = np.random.default_rng(5)
     # 30 requests, each with gaps of its own speed: gaps of one are alike, so that 3,000 gaps say little more than 30.
@@ -160,12 +174,17 @@ def _histogram(base: str, bounds: tuple[object, ...], cumulative: tuple[float, .
 
 
 def test_a_watched_service_has_curves_of_its_histograms_as_far_as_its_buckets_tell():
-    buckets = _histogram("ttft_seconds", (0.1, 0.5, 1, "+Inf"), (20.0, 60.0, 76.0, 80.0))
+    buckets = _histogram("ttft_seconds", (0.1, 0.5, 1, "+Inf"), (20.0, 60.0, 70.0, 80.0))
     run = watched(*loaded(), level("kv_use", 0.4), buckets)
     found = page(run)
     assert {a["aria-labelledby"] for a in found.all("figure")} >= {"ecdf-ttft-h", "phases-h"}
     assert "Median TTFT: at most 500 ms at 2 requests/s" in found.text
     assert "between the bounds of the engine's buckets" in found.text
+    table = render(run, analysed(run)).split("TTFT: quantiles")[-1].split("</table>")[0]
+    cells = re.findall(r"<td>(.*?)</td>", table)
+    assert cells[0] == "80"
+    assert cells[4] == "500 ms"
+    assert cells[-2:] == ["–", "–"]  # p95 and p99 lie above the last bound: unknown
     assert "watched, nothing was sent at 1 load point" in found.text
     assert "requests ok / planned" not in found.text  # no figure of requests that were never sent
     assert "ecdf-e2e-h" not in {a["aria-labelledby"] for a in found.all("figure")}

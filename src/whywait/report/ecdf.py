@@ -10,6 +10,7 @@ import numpy as np
 from whywait.analyze.counters import histogram
 from whywait.analyze.latency import gaps
 from whywait.analyze.passive import LATENCIES
+from whywait.analyze.stats import weighted_percentile
 from whywait.core.table import Array
 from whywait.report import svg
 from whywait.report.svg import Html, Plot, Scale, cat, details, table, tag
@@ -23,8 +24,8 @@ DRAWS, MOST_GROUPS = 400, 1500  # resamples of requests; more requests than this
 
 
 class Line(NamedTuple):
-    """A curve: ``values`` ascending (ms), ``share`` at or below each; ``low`` and ``high`` of its band there; ``n``
-    requests, and of what the band is."""
+    """A curve: ``values`` ascending (ms), ``share`` at or below each, ``low`` and ``high`` of its band there; ``n``
+    requests, and its quantiles at :data:`LEVELS` by the definition that the other figures have."""
 
     point: Point
     values: Array
@@ -32,6 +33,7 @@ class Line(NamedTuple):
     low: Array
     high: Array
     n: int
+    levels: tuple[float, ...]
 
 
 def distributions(view: View) -> Html:
@@ -53,7 +55,8 @@ def line(p: Point, values: Array) -> Line:
     """The curve of one value per request (NaN: unknown, left out) with the band of Dvoretzky, Kiefer, Wolfowitz."""
     v = np.sort(values[np.isfinite(values)])
     share, half = np.arange(1, len(v) + 1) / max(len(v), 1), _dkw(len(v))
-    return Line(p, v, share, np.maximum(share - half, 0), np.minimum(share + half, 1), len(v))
+    levels = tuple(np.quantile(v, LEVELS).tolist()) if len(v) else ()
+    return Line(p, v, share, np.maximum(share - half, 0), np.minimum(share + half, 1), len(v), levels)
 
 
 def itl(view: View) -> Html:
@@ -82,7 +85,8 @@ def _of_buckets(view: View, metric: str, name: str) -> Html:
         fine = np.isfinite(found.bounds) & (np.append(share[1:], 1.0) > 0)
         values, share = found.bounds[fine] * 1000, share[fine]
         if len(values):
-            lines.append(Line(p, values, share, share, np.append(share[1:], share[-1]), round(found.n)))
+            levels = tuple(_at(values, share, q) if share[-1] >= q else math.nan for q in LEVELS)
+            lines.append(Line(p, values, share, share, np.append(share[1:], share[-1]), round(found.n), levels))
     if not lines:
         return Html()
     what = (metric, name, "% of tokens" if metric == "itl_ms" else "% of requests")
@@ -104,11 +108,12 @@ def _pooled(p: Point, row: Array, value: Array, weight: Array) -> Line:
     counts = np.cumsum(held.reshape(many, -1), axis=1)
     whole = counts.sum(axis=0)
     share = whole[:-1] / whole[-1]
+    levels = tuple(weighted_percentile(value, q, weight) or 0.0 for q in LEVELS)
     if many < 4:  # so few say nothing of how requests differ
-        return Line(p, grid, share, np.zeros_like(share), np.ones_like(share), len(ids))
+        return Line(p, grid, share, np.zeros_like(share), np.ones_like(share), len(ids), levels)
     drawn = rng.multinomial(many, np.full(many, 1 / many), DRAWS) @ counts
     low, high = np.quantile(drawn[:, :-1] / drawn[:, -1:], (0.025, 0.975), axis=0)
-    return Line(p, grid, share, np.minimum(low, share), np.maximum(high, share), len(ids))
+    return Line(p, grid, share, np.minimum(low, share), np.maximum(high, share), len(ids), levels)
 
 
 def _figure(view: View, lines: list[Line], what: tuple[str, str, str], band: str) -> Html:
@@ -139,7 +144,7 @@ def _figure(view: View, lines: list[Line], what: tuple[str, str, str], band: str
         plot.text((x(slo / per), 10), f"SLO {ms(slo)}", "slo-label halo", "end" if x(slo / per) > 0.6 else "start", 4)
     for i, line in enumerate(lines):
         level = 0.8 - 0.6 * i / last
-        labels.put((x(_quantile(line, level) / per), plot.height * (1 - level)), view.short(line.point))
+        labels.put((x(_at(line.values, line.share, level) / per), plot.height * (1 - level)), view.short(line.point))
     reading = _reading(view, lines, name)
     names = ", ".join(load_name(s.point) for s in shaded)
     note = tag("p", f"Shaded: {band}; at {names}." if shaded else "", class_="note")
@@ -176,23 +181,27 @@ def _dkw(n: int) -> float:
     return min(1.0, math.sqrt(math.log(40) / (2 * max(n, 1))))
 
 
-def _quantile(line: Line, level: float) -> float:
-    at = min(int(np.searchsorted(line.share, level)), len(line.values) - 1)
-    return float(line.values[at])
+def _at(values: Array, share: Array, level: float) -> float:
+    """Where a curve reaches ``level``."""
+    return float(values[min(int(np.searchsorted(share, level)), len(values) - 1)])
+
+
+def _level(line: Line, q: float) -> float:
+    return line.levels[LEVELS.index(q)]
 
 
 def _reading(view: View, lines: list[Line], name: str) -> str:
-    spread = [_quantile(x, 0.9) / max(_quantile(x, 0.1), 1e-9) for x in lines]
-    at = int(np.argmax(spread))
+    spread = [_level(x, 0.9) / max(_level(x, 0.1), 1e-9) for x in lines]
+    at = int(np.argmax(np.nan_to_num(spread)))
     wide = f"widest at {load_name(lines[at].point)}, p90 is {number(spread[at])}× p10" if spread[at] > 1.2 else "narrow"
     plain = [x for x in lines if not view.marked(x.point)] or lines
     most = "at most " if view.passive else ""  # the upper bound of a bucket
-    said = ", ".join(f"{most}{ms(_quantile(x, 0.5))} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
+    said = ", ".join(f"{most}{ms(_level(x, 0.5))} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
     return f"Median {name}: {said}; {wide}."
 
 
 def _table(lines: list[Line], name: str, band: str) -> Html:
     rows = [[load_name(x.point), x.n, f"± {percent(float((x.high - x.low).max()) / 2)}",
-             *(ms(_quantile(x, q)) for q in LEVELS)] for x in lines]  # fmt: skip
+             *map(ms, x.levels)] for x in lines]  # fmt: skip
     head = ["load", "requests", "band, at its widest", *(f"p{q * 100:g}" for q in LEVELS)]
-    return details(BEHIND, table(head, rows, f"{name}: sample quantiles; band: {band}"))
+    return details(BEHIND, table(head, rows, f"{name}: quantiles; band: {band}"))

@@ -31,7 +31,7 @@ _DEVICE = _Stack(
     "occupancy", "What the device does", DEVICE_NAMES,
     {"prefill_busy": "prefill", "decode_busy": "decode", "communication": "network", "idle_host": "queue",
      "idle_kv_blocked": "kv", "throttled": "throttled", "unknown": "unknown", "idle_no_work": "idle"},
-    ("share of device time", 1, "busy, bounds"), 0.78)  # fmt: skip
+    ("share of device time", 1, "busy, bounds"), 0.7)  # fmt: skip
 
 
 def phases(view: View) -> Html:
