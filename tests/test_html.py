@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import itertools
+import json
 import re
 
 import numpy as np
@@ -17,6 +19,7 @@ from tests.pages import HOSTILE, analysed, checked, failed, hostile, mixed, page
 from whywait.analyze.phases import account
 from whywait.analyze.summary import summarize
 from whywait.core.run import Run
+from whywait.core.secrets import MASK, forget, hide
 from whywait.report import svg
 from whywait.report.html import render
 from whywait.report.neighbours import beside, focus
@@ -234,3 +237,32 @@ def test_the_terminal_shows_the_bands_too():
     assert "what the slowest wait for" in text
     assert re.search(r"p99\+ +1 ", text)
     assert "stalled decode" in text
+
+
+def test_keys_are_cut_out_before_escaping_could_disguise_them_and_never_out_of_the_script():
+    key, word = "p&ss<w'rd\"=x", "const"  # the second is a word of the script
+    hide(key, word)
+    try:
+        run = sweep()
+        label = np.array([None, key, "a" * 52 + key, word, None], dtype=object)
+        classes = np.array([f"class {key}"] * len(run.requests), dtype=object)
+        manifest = dataclasses.replace(run.manifest, command=["run", "--header", f"X: {key}"], engine={"name": key})
+        run = Run(manifest, run.points.replace(label=label), run.requests.replace(**{"class": classes}), run.chunks,
+                  run.steps, run.readings)  # fmt: skip
+        text = render(run, analysed(run, doubts=[{"what": key, "why": key, "next": key}]))
+        found = checked(text)  # the script is what its hash says
+        code = found.words["script"][-1]
+        assert "const " in code
+        rest = text.replace(code, "")
+        for part in (key, key[:7]):
+            for form in (
+                part,
+                html.escape(part),
+                json.dumps(part)[1:-1],
+                json.dumps(part)[1:-1].replace("<", "\\u003c"),
+            ):
+                assert form not in rest, form
+        assert MASK in found.text
+        assert word not in rest
+    finally:
+        forget()

@@ -212,3 +212,17 @@ def test_no_script_and_no_data_where_there_is_nothing_to_zoom():
     text = render(run, analysed(run))
     assert "<script" not in text
     checked(text)
+
+
+def test_a_search_for_the_highest_rate_stands_in_its_report():
+    def probe(rate: float, answer: str, share: float) -> dict[str, Any]:
+        rule = {"share": share, "share_interval": [share - 0.02, min(share + 0.02, 1.0)], "requests": 200}
+        return {"rate": rate, "answer": answer, "rules": [rule], "seconds": 12.0}
+
+    find = {"low": 4.0, "high": 8.0, "decided": True, "why": "", "cut_short": None, "error_probability": 0.05,
+            "probes": [probe(8.0, "no", 0.6), probe(4.0, "yes", 0.99)]}  # fmt: skip
+    run = Service().open([200 * MS] * 30, rate=5)
+    found = checked(render(run, analysed(run, find=find)))
+    assert "The highest rate" in found.words["h2"]
+    assert "The SLO is kept at 4.00 requests/s and missed at 8.00 requests/s: the knee is between." in found.text
+    assert {"97.0% – 100.0%", "58.0% – 62.0%"} <= set(found.words["td"])

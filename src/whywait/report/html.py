@@ -14,6 +14,7 @@ from typing import Any
 
 from whywait.analyze.phases import account
 from whywait.core.run import Run
+from whywait.core.secrets import clean, cleaned
 from whywait.report import curves, svg, timelines
 from whywait.report.cards import STATES, cards, strip
 from whywait.report.cost import cost
@@ -21,13 +22,14 @@ from whywait.report.cost import figures as billed
 from whywait.report.definitions import DEFINITIONS
 from whywait.report.ecdf import distributions
 from whywait.report.figures import figures
+from whywait.report.knee import headline as found_in_words
 from whywait.report.neighbours import neighbours
 from whywait.report.parts import bands, classes
 from whywait.report.stacks import occupancy, phases
 from whywait.report.svg import Html, cat, clip, details, table, tag
 from whywait.report.text import INVALID
 from whywait.report.view import View
-from whywait.units import NS_PER_S, ms
+from whywait.units import NS_PER_S, ms, number, percent
 
 __all__ = ["HEAD", "STATES", "render"]
 
@@ -94,6 +96,8 @@ def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Draw
         ("definitions", "Definitions", _definitions(view.summary)),
         ("repeat", "To repeat it", _repeat(view.run)),
     ]
+    if view.summary.get("find"):
+        parts.insert(2, ("find", "The highest rate", _find(view.summary["find"])))
     if view.passive:  # no request of ours: these would be empty frames
         told = any(p[m]["p50"] is not None for p in view.points for m in curves.SHAPES)
         empty = {"parts"} | (set() if told else {"load"}) | (set() if shapes else {"latency"})
@@ -108,7 +112,7 @@ def _section(key: str, title: str, body: Html) -> Html:
 
 def _data(found: dict[str, Any]) -> Html:
     """As a block that is data and never runs; no ``<`` in it, so that nothing can end it."""
-    text = json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(cleaned(found), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Html(f'<script type="application/json" id="timelines-data">{text}</script>')
 
 
@@ -142,6 +146,22 @@ def _when(unix_ns: int) -> str:
     return t.strftime("%Y-%m-%d %H:%M:%S UTC") if unix_ns > 0 else ""
 
 
+def _find(find: dict[str, Any]) -> Html:
+    """What ``whywait find`` found: its interval in a sentence, and a row per probe."""
+    rows = []
+    for p in sorted(find["probes"], key=lambda p: float(p["rate"])):
+        worst = min(p["rules"], key=lambda r: 1.0 if r["share"] is None else r["share"])
+        low, high = worst["share_interval"]
+        rows.append([number(p["rate"]), p["answer"], percent(worst["share"]), f"{low:.1%} – {high:.1%}",
+                     worst["requests"], f"{p['seconds']:.0f}"])  # fmt: skip
+    head = ["requests/s", "kept", "good", "surely between", "requests", "seconds"]
+    words = found_in_words(find)
+    said = tag("p", f"{words[:1].upper()}{words[1:]}.")
+    return said + table(
+        head, rows, f"Probes of the search; all answers right with {percent(1 - find['error_probability'])}"
+    )
+
+
 def _doubts(found: list[dict[str, str]]) -> Html:
     rows = ([d["what"], d["why"], d.get("next") or "–"] for d in found)
     head = ["what is doubtful", "why", "what to do"]
@@ -155,7 +175,7 @@ def _definitions(summary: dict[str, Any]) -> Html:
 
 def _repeat(run: Run) -> Html:
     m = run.manifest
-    command = shlex.join(["whywait", *map(str, m.command)]) if m.command else "–"
+    command = shlex.join(["whywait", *(clean(str(word)) for word in m.command)]) if m.command else "–"
     versions = {"whywait": m.whywait_version, "schema": m.schema_version, "definitions": m.definitions}
     groups = {"versions": versions, "made by": m.made_by, "began": _when(m.zero_unix_ns), "seed": m.seed, "SLO": m.slo,
               "endpoint": m.endpoint, "engine": m.engine, "workload": m.workload, "machine": m.machine,
@@ -164,7 +184,7 @@ def _repeat(run: Run) -> Html:
     more = len(rows) - MOST_FACTS
     caption = "The manifest of this run" + (f"; {more} more facts are in manifest.json" if more > 0 else "")
     told = tag("p", tag("code", clip(command, 2000))) + tag("p", _floor(m.client.get("floor")))
-    whole = json.dumps(dataclasses.asdict(m), indent=1, default=str, ensure_ascii=False)
+    whole = json.dumps(cleaned(dataclasses.asdict(m)), indent=1, default=str, ensure_ascii=False)
     cut = len(whole) - MOST_MANIFEST
     name = "The manifest as JSON" + (f", less its last {cut:,} characters (manifest.json has them)" if cut > 0 else "")
     raw = tag("pre", tag("code", whole[:MOST_MANIFEST]), tabindex="0", role="region", aria_label=name)

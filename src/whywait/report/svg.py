@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from whywait.core.secrets import clean
 from whywait.units import number
 
 At = tuple[float, float]
@@ -34,8 +35,11 @@ class Html(str):
 
 
 def esc(value: object) -> Html:
-    """``value`` as text inside markup or a quoted attribute; characters that are not for reading become U+FFFD."""
-    return value if isinstance(value, Html) else Html(html.escape(_HIDDEN.sub("\ufffd", str(value)), quote=True))
+    """``value`` as text inside markup or a quoted attribute; characters that are not for reading become U+FFFD. Keys
+    and passwords are cut out here, before escaping could disguise them."""
+    if isinstance(value, Html):
+        return value
+    return Html(html.escape(_HIDDEN.sub("\ufffd", clean(str(value))), quote=True))
 
 
 def tag(name: str, body: object = "", **attrs: object) -> Html:
@@ -49,7 +53,7 @@ def cat(parts: Iterable[object]) -> Html:
 
 
 def clip(value: object, most: int = 60) -> str:
-    text = str(value)
+    text = clean(str(value))  # before it is cut: a part of a key is one too
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -17,6 +17,7 @@ from whywait.report.svg import Html, clip, tag
 from whywait.units import ms
 
 MOST_ROWS = 24  # points drawn in a chart; the tables have all
+MOST_KEPT = 3_000_000  # chunks of a Run whose points are all held at once
 VISIBLE = 0.002  # a smaller share of a bar is not drawn
 BEHIND = "Figures behind this chart"
 Point = dict[str, Any]  # an entry of ``points`` in the summary
@@ -79,7 +80,9 @@ class View:
         found = self._ones.get(p["point"])
         if found is None:
             run = self.run.point(p["point"])
-            found = self._ones[p["point"]] = run, content(run)
+            found = run, content(run)
+            if len(self.run.chunks) <= MOST_KEPT:  # else each is made again when it is wanted, which costs time only
+                self._ones[p["point"]] = found
         return found
 
     def counted(self, p: Point) -> tuple[Latency, Array]:
