@@ -224,5 +224,5 @@ def test_a_search_for_the_highest_rate_stands_in_its_report():
     run = Service().open([200 * MS] * 30, rate=5)
     found = checked(render(run, analysed(run, find=find)))
     assert "The highest rate" in found.words["h2"]
-    assert "The SLO is kept at 4.00 requests/s and missed at 8.00 requests/s: the knee is between." in found.text
+    assert "The SLO is kept at 4.00 requests/s and missed at 8.00: the knee is between." in found.text
     assert {"97.0% – 100.0%", "58.0% – 62.0%"} <= set(found.words["td"])
