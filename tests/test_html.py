@@ -64,6 +64,8 @@ def test_an_ordinary_run_has_every_part():
                   "definitions 1", "The client's own floor was not measured."):  # fmt: skip
         assert words in found.text, words
     assert "PARTIAL" not in found.text
+    regions = [a["aria-label"] for a in found.all("div", role="region")]
+    assert len(set(regions)) == len(regions)  # somebody who jumps from one to the next knows which it is
 
 
 def test_readings_say_in_words_what_the_charts_show():

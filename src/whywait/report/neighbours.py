@@ -86,7 +86,7 @@ def _timeline(view: View, p: Point, open_: bool) -> Html:
     title = f"The p99 request and those beside it, at {load_name(p)}"
     seen = [k for k in PHASE_NAMES if spent[rows, PHASES.index(k)].any()]
     body = [tag("p", reading, class_="reading"), legend((f"f-{k}", PHASE_NAMES[k]) for k in seen),
-            plot.svg(title, reading, f"beside-{p['point']}"), _table(one, rows, spent)]  # fmt: skip
+            plot.svg(title, reading, f"beside-{p['point']}"), _table(one, rows, spent, load_name(p))]  # fmt: skip
     return details(title, cat(body), open_, "card lanes")
 
 
@@ -143,7 +143,7 @@ def _gap_reading(one: Run, gap: Gap | None, origin: float) -> str:
     return f" Its longest gap is {length}, {after} after its beginning, against {usual} usually{whose}."
 
 
-def _table(one: Run, rows: list[int], spent: Array) -> Html:
+def _table(one: Run, rows: list[int], spent: Array, where: str) -> Html:
     known = [k for k in PHASE_NAMES if spent[rows, PHASES.index(k)].any()]
     zero = float(origin_ns(one)[rows[0]])
     req = one.requests
@@ -151,4 +151,6 @@ def _table(one: Run, rows: list[int], spent: Array) -> Html:
              *(ms(float(spent[j, PHASES.index(k)]) / NS_PER_MS) for k in known),
              "–" if np.isnan(req["prompt_tokens"][j]) else int(req["prompt_tokens"][j])] for j in rows]  # fmt: skip
     head = ["request", "sent", *(PHASE_NAMES[k] for k in known), "prompt tokens"]
-    return details("Figures behind this timeline", table(head, body, "The request, then those beside it"))
+    return details(
+        "Figures behind this timeline", table(head, body, f"The request at p99, then those beside it, at {where}")
+    )

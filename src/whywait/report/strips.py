@@ -83,12 +83,13 @@ KEYS = {"g-flight": "dotted", "g-waiting": "thick, amber", "g-running": "thin li
         "g-power": "thin line"}  # fmt: skip
 
 
-def strips_table(found: list[Strip], zero_ns: float) -> Html:
+def strips_table(found: list[Strip], zero_ns: float, where: str) -> Html:
+    """Least, mean and most of each line; ``where`` names the load point."""
     rows = [[line.name, number(float(line.value.min())), number(line.mean), number(float(line.value.max())),
              f"{(float(line.t[int(np.argmax(line.value))]) - zero_ns) / NS_PER_S:.2f} s", line.source, line.n]
             for s in found for line in s.lines]  # fmt: skip
     head = ["what", "least", "mean over time", "most", "most at", "said by", "readings"]
-    return table(head, rows, "What was read over this time")
+    return table(head, rows, f"What was read over this time, at {where}")
 
 
 def strips_reading(found: list[Strip]) -> str:

@@ -149,7 +149,7 @@ def _derived(p: Point, shares: list[tuple[float, str]]) -> Html:
 def _tables(view: View, d: Drawn, spent: Array) -> list[Html]:
     out = []
     if d.strips:
-        out.append(details("Figures behind the panels", strips.strips_table(d.strips, d.zero)))
+        out.append(details("Figures behind the panels", strips.strips_table(d.strips, d.zero, load_name(d.point))))
     if d.rows:
         how = view.acc.how[d.point["point"]]
         known = {k: PHASES.index(k) for k in PHASE_NAMES if how[k] != "unknown" or spent[:, PHASES.index(k)].any()}
@@ -157,7 +157,7 @@ def _tables(view: View, d: Drawn, spent: Array) -> list[Html]:
         body = [[r["id"], clip(r["class"] or "–"), f"{(d.begin[j] - d.zero) / NS_PER_S:.2f} s", r["outcome"],
                  *(ms(float(spent[j, k]) / NS_PER_MS) for k in known.values()), str(r["output_tokens"] or "–")]
                 for j, r in zip(rows, d.one.requests.where(np.array(rows)).rows(), strict=True)]  # fmt: skip
-        title = f"The first {len(rows)} of the requests drawn"
+        title = f"The first {len(rows)} of the requests drawn at {load_name(d.point)}"
         head = ["request", "class", "at", "outcome", *(PHASE_NAMES[k] for k in known), "tokens"]
         out.append(details(title, table(head, body, title, "tall"), class_="data noprint"))
     return out
