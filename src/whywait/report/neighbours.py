@@ -97,7 +97,8 @@ def _reading(one: Run, row: int, line: Array, others: int) -> str:
     sent, end = one.requests["sent_ns"][row], one.requests["end_ns"][row]
     firsts = one.requests["first_ns"]
     began = int(((firsts > sent) & (firsts < end)).sum()) - int(np.isfinite(firsts[row]))
-    drawn = (f"{others} of those beside it are drawn; {max(began, 0)} others got their first token meanwhile."
+    more = f"{max(began, 0)} other{'' if began == 1 else 's'} got a first token meanwhile"
+    drawn = (f"{others} of those beside it are drawn; {more}."
              if others else "No other was in flight beside it.")  # fmt: skip
     return f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {drawn} Strokes are its chunks."
 
