@@ -1,6 +1,6 @@
 """What share of its data sheet a machine reaches whose kernels were never measured, by what whole services on it
 reached beside measured machines: ``python tools/fit_stacks.py [--data ../shared/measured] [--write]`` makes ``plain``,
-``mi300`` of ``fitted.json`` (AMD's CDNA 3: MI300X, MI325X).
+``mi300`` of ``fitted.json`` (MI300X; it stands for MI325X and MI250 too, whose rows are not fitted).
 
 How much of such a machine is reached is first of all a matter of software: its maker's tuned entry, a release built as
 it comes, and one of a year later differ by more than a model or a load do. Each such *stack* therefore counts once,
