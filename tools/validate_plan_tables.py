@@ -48,7 +48,7 @@ ENGINE = {"vLLM": "vllm", "TensorRT-LLM": "trtllm"}
 OVERVIEW = {"Llama 3.3 70B": "llama-3.1-70b", "GPT-OSS 120B": "gpt-oss-120b", "GPT-OSS 20B": "gpt-oss-20b",
             "Qwen3 235B A22B": "qwen3-235b-a22b", "Qwen3 30B A3B": "qwen3-30b-a3b",
             "DeepSeek R1 0528": "deepseek-v3"}  # fmt: skip
-MLPERF = {"H100-SXM-80GB": "h100", "H200-SXM": "h200", "L40S": "l40s", "H100-PCIe": "h100-pcie",
+MLPERF = {"H100-SXM-80GB": "h100", "H200-SXM": "h200", "L40S": "l40s", "H100-PCIe": "h100-pcie", "H100-NVL": "h100-nvl",
           "GH200 Grace Hopper Superchip 96GB": "gh200"}  # fmt: skip
 #: Model, numbers, and tokens of a prompt for each of an answer: by the published lengths (``mlperf_lengths``), of news
 #: by the data set's card (CNN/DailyMail: 781 tokens an article; the answers of the record have 69).
