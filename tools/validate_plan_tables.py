@@ -39,12 +39,13 @@ from whywait.sim.loads import Options
 AT_ONCE = 1536  # requests in work at most where an offline peak is asked for
 #: The A100 of that record has 40 GB: of Llama-2-70B on four of them the tables read no more than 3 GB of cache.
 ARGONNE = {"Nvidia A100 GPU": "a100-40gb", "Nvidia H100 GPU": "h100", "Nvidia GH200 GPU": "gh200",
-           "AMD MI250 GPU": "mi250", "AMD MI300X GPU": "mi300x"}  # fmt: skip
+           "AMD MI250 GPU": "mi250", "AMD MI300X GPU": "mi300x", "Habana Gaudi2": "gaudi2"}  # fmt: skip
 #: Devices in one piece of hardware of that record: it counts packages (Mixtral's 93 GB on one MI250, whose dies have 64
 #: each; its script runs tp=4 and 8 on two and four).
 DIES = {"mi250": 2}
 STACKED = "mi300x"
-ENGINE = {"vLLM": "vllm", "TensorRT-LLM": "trtllm"}
+#: DeepSpeed has no scheduler of its own here: vLLM's stands in, on both machines that ran it.
+ENGINE = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "Deepspeed": "vllm", "Deepspeed-MII": "vllm"}
 OVERVIEW = {"Llama 3.3 70B": "llama-3.1-70b", "GPT-OSS 120B": "gpt-oss-120b", "GPT-OSS 20B": "gpt-oss-20b",
             "Qwen3 235B A22B": "qwen3-235b-a22b", "Qwen3 30B A3B": "qwen3-30b-a3b",
             "DeepSeek R1 0528": "deepseek-v3"}  # fmt: skip
@@ -107,7 +108,8 @@ def argonne(data: Path) -> list[Case]:
         tokens, batch = int(r["Input Output Length"]), int(r["Batch Size"])
         dies = DIES.get(name, 1)
         d = deployment(name, model.name, engine, "bf16", Layout(tp=devices * dies))
-        out.append(Case(("argonne", engine, model.name, devices, tokens, batch), name, float(r["Throughput"]) / devices,
+        by = r["Framework"].partition("-")[0]
+        out.append(Case(("argonne", by, model.name, devices, tokens, batch), name, float(r["Throughput"]) / devices,
                         functools.partial(_batch, d, tokens, tokens, batch, dies), _sd(d)))  # fmt: skip
     half = fitted_half(out)
     return first_of_each([c._replace(seen=c.machine == STACKED and c.key[2] in half) for c in out])
