@@ -155,6 +155,7 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "how": MODEL if simulated and e.how else e.how or None,
         "devices": e.devices,
         "devices_how": None if e.devices is None else e.devices_how,
+        "devices_by": e.devices_by or None,
         "read": e.read,
         "device_joules": devices,
         "host_joules": e.of(HOST),

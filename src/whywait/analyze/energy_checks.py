@@ -82,17 +82,18 @@ def _device_set(e: Energy) -> Check:
         rest = f", not {', '.join(e.unused)}" if e.unused else ""
         why = f"as many as were busy are taken ({e.devices}{rest}); --devices says how many serve"
         return Check(what, UNDECIDED, why)
+    serve = f"{e.devices} serve ({e.devices_by})" if e.devices_by else f"{e.devices} serve"
     if e.read < e.devices:
-        return Check(what, FAILS, f"{e.devices} serve, {e.read} were read: the energy is too small")
+        return Check(what, FAILS, f"{serve}, {e.read} were read: the energy is too small")
     if e.read > e.devices:
-        why = f"{e.devices} serve, {e.read} were read, and which serve cannot be told: the energy is too large"
+        why = f"{serve}, {e.read} were read, and which serve cannot be told: the energy is too large"
         return Check(what, FAILS, why)
-    if e.unused:
-        why = f"the {e.devices} busiest, without {', '.join(e.unused)}"
+    if e.unused and not e.by_ids:
+        why = f"{serve}: the {e.devices} busiest, without {', '.join(e.unused)}"
         sure = e.others_busy is not None and e.busy is not None and e.others_busy < e.busy - BUSY_MARGIN
         told = f"{why} (at most {percent(e.others_busy)} busy against {percent(e.busy)})"
         return Check(what, HOLDS if sure else UNDECIDED, told)
-    return Check(what, HOLDS, f"{e.read} serve, {e.read} were read")
+    return Check(what, HOLDS, f"{serve}, {e.read} were read")
 
 
 def _simulated(run: Run, e: Energy) -> Check:
