@@ -18,8 +18,9 @@ from tests.bill_runs import meters, service
 from whywait.analyze.bill import PER, Ask, bill
 from whywait.analyze.energy_model import PowerModel
 from whywait.analyze.sharing import RULES
+from whywait.analyze.summary import summarize
 from whywait.cli import main
-from whywait.core.run import Run
+from whywait.core.run import DEFINITIONS, Run
 from whywait.physics.prices import Offer
 
 EUR = Offer("hour", "on demand", "EUR", "2026-11", "test", per_device_hour=3.6)
@@ -87,6 +88,18 @@ def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
     assert all(r["why"] and r["j_per_good_request"] is None for r in p["shares"][0]["by_prompt"])
     dead = service(readings=meters(300.0), change=lambda i, r: {**r, "outcome": "timeout", "fault": "service"})
     assert "none ended well" in one(dead)["energy"]["per_good_request"]["why"]
+
+
+def test_the_summary_has_the_figures_of_the_bill() -> None:
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        return {**r, "outcome": "timeout", "fault": "service"} if i % 7 == 0 else {**r, "output_tokens": 30 + i % 5}
+
+    run = service(readings=meters(300.0), change=change, slo={"ttft_ms": 500.0})
+    said, e = summarize(run)["points"][0], one(run)["energy"]
+    assert said["energy_j_per_good_request"] == e["per_good_request"]["value"] == pytest.approx(300 * 70 / 60)
+    assert said["energy_j_per_million_effective_tokens"] == e["per_million_effective_tokens"]["value"]
+    assert (said["power_w"], said["energy_how"], said["energy_state"]) == (e["watts"], e["how"], e["state"])
+    assert summarize(run)["definitions"] == bill(run)["definitions"] == DEFINITIONS
 
 
 def test_thinking_counts_as_effective_and_not_as_answer() -> None:

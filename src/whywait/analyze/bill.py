@@ -19,12 +19,12 @@ from whywait.analyze.bill_work import ANSWER, EFFECTIVE, GOOD, RAW, Work, blocks
 from whywait.analyze.energy import DEVICES, HOST, MODEL, Energy, between, energy_of
 from whywait.analyze.energy_checks import checks_of, worst
 from whywait.analyze.energy_model import PowerModel, the_machine
-from whywait.analyze.latency import content
+from whywait.analyze.latency import Content, content
 from whywait.analyze.phases import RequestAccount, account
 from whywait.analyze.sharing import DEVICE_TIME
 from whywait.analyze.stats import cluster_bootstrap
 from whywait.analyze.window import Window, window_of
-from whywait.core.run import Run
+from whywait.core.run import DEFINITIONS, Run
 from whywait.core.table import Array
 from whywait.physics.prices import Offer
 
@@ -65,13 +65,29 @@ def bill(run: Run, ask: Ask | None = None) -> dict[str, Any]:
     machine = the_machine(run)
     return {
         "whywait_version": run.manifest.whywait_version,
-        "definitions": run.manifest.definitions,
+        "definitions": DEFINITIONS,
         "made_by": run.manifest.made_by,
         "partial": run.manifest.partial,
         "machine": machine.name if machine else None,
         "slo": dict(run.manifest.slo if ask.slo is None else ask.slo),
         "rule": ask.rule,
         "points": [_point(run, int(n), acc, ask) for n in run.points["point"].tolist()],
+    }
+
+
+def energy_figures(run: Run, number: int, c: Content, w: Window) -> dict[str, Any]:
+    """The bill's energy of a load point for its summary, by the Run's own SLO and without a model of power:
+    ``energy_j_per_good_request``, ``energy_j_per_million_effective_tokens``, ``power_w`` (of all devices, and of the
+    host where it was read), ``energy_how`` and ``energy_state``; None where unknown."""
+    one = run.point(number)
+    work, e = work_of(one, c, w, run.manifest.slo), energy_of(run, (w.start_ns, w.end_ns))
+    known, per = e.joules is not None, _per(e.joules, work, None, None)
+    return {
+        "power_w": e.joules / e.seconds if e.joules is not None and e.seconds else None,
+        "energy_j_per_good_request": per["per_good_request"]["value"],
+        "energy_j_per_million_effective_tokens": per["per_million_effective_tokens"]["value"],
+        "energy_how": (MODEL if run.manifest.made_by == "simulated" else e.how) if known else None,
+        "energy_state": worst(checks_of(run, number, e, w)) if known else None,
     }
 
 
