@@ -182,6 +182,58 @@ def test_a_run_without_requests_has_a_total_alone() -> None:
     assert p["energy"]["per_good_request"]["why"] == "no request of ours is in this point"
 
 
+def watched(*, joules: bool = True, **counters: list[tuple[float, float]]) -> Run:
+    """A service that was only watched from 10 s to 80 s, with its counters as (second, value)."""
+    rows = [{"asked_ns": round(t * S), "source": "metrics/0", "name": name, "value": v}
+            for name, at in counters.items() for t, v in at]  # fmt: skip
+    point = {"start_ns": 10 * S, "end_ns": 80 * S, "steady_start_ns": 10 * S, "steady_end_ns": 80 * S, "planned": 0}
+    return make_run([], readings=[*(meters(300.0) if joules else []), *rows], points=[point], engine={"devices": 1},
+                    made_by="measured")  # fmt: skip
+
+
+def test_a_service_only_watched_is_billed_by_its_own_counters() -> None:
+    ended = [(t, 10.0 + t) for t in range(9, 83)]
+    made = [(t, 50.0 * t) for t in range(9, 83)]
+    p = one(watched(requests_total=ended, output_tokens_total=made), EUR)
+    assert p["counted"]["how"] == "by the engine's counters, goodput unknown"
+    assert p["counted"]["requests"]["value"] == pytest.approx(70)
+    e, m = p["energy"]["by_counters"], p["money"][0]["by_counters"]
+    assert e["per_request"]["value"] == pytest.approx(300)
+    assert e["per_request"]["low"] <= 300 <= e["per_request"]["high"]
+    assert e["per_million_output_tokens"]["value"] == pytest.approx(6e6)
+    assert m["per_request"]["value"] == pytest.approx(0.001)
+    assert m["per_million_output_tokens"]["value"] == pytest.approx(20)
+    assert p["energy"]["per_good_request"]["value"] is None  # goodput stays unknown
+    assert "the work was ours" not in {c["what"] for c in p["energy"]["checks"]}
+    assert one(service(readings=meters(300.0)))["counted"] is None
+
+
+def test_a_counter_that_is_absent_or_cut_short_gives_no_figure_of_a_watched_service() -> None:
+    p = one(watched(output_tokens_total=[(t, 50.0 * t) for t in range(9, 40)]), EUR)
+    e = p["energy"]["by_counters"]
+    assert e["per_request"] == {"value": None, "low": None, "high": None,
+                                "why": "the engine publishes no counter of requests that ended"}  # fmt: skip
+    assert e["per_million_output_tokens"]["value"] is None
+    assert "of the window" in e["per_million_output_tokens"]["why"]
+    anew = one(watched(requests_total=[(t, float(t % 40)) for t in range(9, 83)]))["energy"]["by_counters"]
+    assert "started anew" in anew["per_request"]["why"]
+    still = one(watched(requests_total=[(t, 5.0) for t in range(9, 83)]))["energy"]["by_counters"]
+    assert still["per_request"]["why"] == "no requests in the window"
+    dark = one(watched(joules=False, requests_total=[(t, float(t)) for t in range(9, 83)]))["energy"]["by_counters"]
+    assert dark["per_request"]["why"] == "no energy is known"
+
+
+def test_the_bill_of_a_watched_service_as_a_user_sees_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = [(t, 50.0 * t) for t in range(9, 83)]
+    path = str(watched(output_tokens_total=made).save(tmp_path / "run"))
+    assert main(["bill", path, "--price-per-hour", "3.6", "--currency", "EUR"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("1,000,000 output tokens cost 6,000 kJ and 20.0 EUR (given, on demand)")
+    assert "by the engine's counters, goodput unknown" in text
+    assert "no figure per request: the engine publishes no counter of requests that ended" in text
+    assert "good: ended well" not in text
+
+
 def test_points_are_billed_apart() -> None:
     run = join([service(n=40, readings=meters(100.0, seconds=(-3, 43, 0.1))),
                 service(n=40, readings=meters(200.0, seconds=(-3, 43, 0.1)))])  # fmt: skip
@@ -252,7 +304,7 @@ def test_a_book_without_an_offer_for_the_machine_is_refused(tmp_path: Path, caps
     assert "no offer for H200 SXM" in capsys.readouterr().err
     book.write_text(text)
     assert main(["bill", path, "--price", str(book)]) == 0
-    assert "2.00 CHF per device-hour of use; offer 4711" in capsys.readouterr().out
+    assert "2.00 CHF per device-hour of use; source: offer 4711" in capsys.readouterr().out
 
 
 def test_a_recorded_run_of_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
