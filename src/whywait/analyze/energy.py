@@ -147,7 +147,7 @@ def told_devices(run: Run) -> tuple[int | None, str]:
     engine = run.manifest.engine
     told = engine.get("devices")
     if isinstance(told, (int, float)) and told >= 1:
-        return int(told), str(engine.get("devices_how") or "the run")
+        return int(told), str(engine.get("devices_how") or "the run says so")
     gpus = run.manifest.machine.get("gpus")
     if gpus and engine.get("device_kind") != CPU:
         return (1, "its machine has one GPU") if len(gpus) == 1 else (None, "")

@@ -109,7 +109,7 @@ def _simulated(run: Run, e: Energy) -> Check:
     machine = the_machine(run)
     known = {x["machine"]: x for x in fitted()["power_errors"]}
     found = known.get(machine.fit if machine else "", known["default"])
-    of = "" if found["machine"] == "default" else f" of {found['machine']}"
+    of = "" if found["machine"] == "default" or machine is None else f" of {machine.name}"
     why = (f"none: the power is the simulator's; on measured services{of} it was off by {percent(found['median'])} in "
            f"the median, {percent(found['p90'])} in the worst tenth, the error of the step's time apart")  # fmt: skip
     return Check(what, UNDECIDED, why)
@@ -177,7 +177,8 @@ def _host(run: Run, e: Energy) -> list[Check]:
     what = "the host"
     mine = [p for p in e.parts if p.scope == HOST]
     if not mine:
-        why = "its energy is not in the figures: RAPL was not readable, and no --power-model host_w=… was stated"
+        none = "nobody simulates its power" if run.manifest.made_by == "simulated" else "RAPL was not readable"
+        why = f"its energy is not in the figures: {none}, and no --power-model host_w=… was stated"
         return [Check(what, UNDECIDED, why)]
     if e.of(HOST) is None:
         return [Check(what, UNDECIDED, "; ".join(p.why for p in mine if p.why))]

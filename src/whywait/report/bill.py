@@ -93,10 +93,11 @@ def _key(p: Mapping[str, Any]) -> str:
     return "per_request" if p["counted"]["requests"]["value"] else "per_million_output_tokens"
 
 
-def _price(p: Mapping[str, Any]) -> tuple[bool, float]:
+def _price(p: Mapping[str, Any]) -> tuple[bool, list[float]]:
+    """For finding the least: money before energy, what is not known last."""
     key = _key(p)
     values = [f[key]["value"] for f, _, _ in reversed(_figures_of(p)) if f[key]["value"] is not None]
-    return (not values, values[0] if values else 0.0)
+    return (not values, values)
 
 
 def _name(p: Mapping[str, Any]) -> str:
