@@ -53,6 +53,15 @@ def test_by_hand() -> None:
     assert low <= 300 <= high
 
 
+def test_what_was_drawn_outside_the_window_is_not_in_the_bill() -> None:
+    point = {"steady_start_ns": 20 * S, "steady_end_ns": 70 * S}  # of 10 s to 80 s
+    p = one(service(readings=meters(lambda t: 300.0 if 10 <= t <= 60 else 900.0), point=point), EUR)
+    assert p["window"]["seconds"] == 50
+    assert p["energy"]["joules"] == pytest.approx(300 * 50, rel=1e-2)
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300, rel=1e-2)
+    assert p["money"][0]["total"] == pytest.approx(0.05)
+
+
 def test_what_failed_or_was_late_is_charged_to_the_good() -> None:
     def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
         if i % 5 == 0:  # cut off: its tokens are not told
@@ -215,6 +224,8 @@ def test_a_counter_that_is_absent_or_cut_short_gives_no_figure_of_a_watched_serv
                                 "why": "the engine publishes no counter of requests that ended"}  # fmt: skip
     assert e["per_million_output_tokens"]["value"] is None
     assert "of the window" in e["per_million_output_tokens"]["why"]
+    nearly = one(watched(requests_total=[(t, 10.0 + t) for t in range(9, 77)]))["energy"]["by_counters"]
+    assert nearly["per_request"]["value"] == pytest.approx(300)  # by the rate of the part that was read
     anew = one(watched(requests_total=[(t, float(t % 40)) for t in range(9, 83)]))["energy"]["by_counters"]
     assert "started anew" in anew["per_request"]["why"]
     still = one(watched(requests_total=[(t, 5.0) for t in range(9, 83)]))["energy"]["by_counters"]
