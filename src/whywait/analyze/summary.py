@@ -38,7 +38,7 @@ _WHY_NULL = {
     "queue": ("no reading of waiting requests", "give the engine's metrics page"),
     "memory_bytes": ("no reading of the engine's memory", "run on the engine's host, or give a GPU exporter"),
     "power_w": ("no power meter could be read", "run where NVML or RAPL are readable"),
-    "energy_j_per_good_request": ("no energy could be read, or nothing good ended", "whywait bill RUN says which"),
+    "energy_j_per_good_request": ("no energy was read, or nothing is known to be good", "whywait bill RUN says which"),
     "output_tokens_per_s": ("the service does not say how many tokens it sent", "ask for usage (include_usage)"),
     "answer_tokens_per_s": ("reasoning tokens are not told apart in the usage", "ask for usage with its details"),
     "cached_share": ("the service does not say which prompt tokens were cached", "ask for usage with its details"),
