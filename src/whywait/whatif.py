@@ -32,7 +32,7 @@ from whywait.twin.baseline import Baseline, Fact, as_rows, baseline_of
 from whywait.twin.budget import fitted_budget
 from whywait.twin.limits import possible
 from whywait.twin.model import Twin, measured_figures, points_of, prior_of, unsure
-from whywait.twin.price import priced, prices
+from whywait.twin.price import hourly, priced, prices
 from whywait.twin.waits import Promise, Waiting, promises, waiting
 
 SEEDS = 24  # draws of what is not known, where nobody says how many; always by the size of the load, not by the clock
@@ -173,7 +173,7 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     said: list[Claim] = []
     spoilt = bool(refused)
     for a, o in zip(loads, _measured(loads, seen), strict=True):
-        figures = measured_figures(run, o, slo, twin.deployment) if o is not None else {}
+        figures = measured_figures(run, o, slo, compared.before) if o is not None else {}
         pairs = compared.pairs(a, o, draws, run)
         told = claims(found, pairs, figures, refused, changed=after != twin.deployment)
         told = priced(told, twin.deployment, after)
@@ -239,11 +239,13 @@ class _Compared:
     """Before and after by the same draws; after also with what is less sure there."""
 
     def __init__(self, before: Twin, after: Twin, found: Calibration, cpu: bool) -> None:
-        self.before, self.after, self.found = before, after, found
+        here, there = hourly(before.deployment, after.deployment)
+        self.before, self.after = dataclasses.replace(before, usd_h=here), dataclasses.replace(after, usd_h=there)
+        self.found = found
         prior = prior_of(before.deployment, cpu)
         self.wider = unsure(before.deployment, after.deployment, prior)
-        there = prior_of(after.deployment, cpu and after.deployment.machine.name == before.deployment.machine.name)
-        self.fresh = {k: v for k, v in there.log_sd.items() if k not in prior.log_sd}
+        anew = prior_of(after.deployment, cpu and after.deployment.machine.name == before.deployment.machine.name)
+        self.fresh = {k: v for k, v in anew.log_sd.items() if k not in prior.log_sd}
         spec = after.deployment.speculation
         self.guessed = spec is not None and spec != before.deployment.speculation
         self.median = found.multipliers()

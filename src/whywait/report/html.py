@@ -191,7 +191,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, _Cell]]:
         ("KV space in use, mean", value("kv_use", percent)), ("KV space in use, peak", value("kv_use_max", percent)),
         ("prompt tokens cached", value("cached_share", percent)), ("engine memory", value("memory_bytes", size)),
         ("power", value("power_w", lambda v: number(v, "W"))),
-        ("energy per request", value("energy_j_per_request", lambda v: number(v, "J"))),
+        ("energy per good request", value("energy_j_per_good_request", lambda v: number(v, "J"))),
+        ("energy per million effective tokens", value("energy_j_per_million_effective_tokens",
+                                                      lambda v: number(v, "J"))),
+        ("may the energy be believed?", lambda p: p["energy_state"] or "–"),
     ]  # fmt: skip
     rows += [(f"waits: {n}", _within("phases", k, _share)) for k, n in PHASE_NAMES.items()]
     rows += [(f"device: {n}", _within("occupancy", k, percent)) for k, n in DEVICE_NAMES.items()]
