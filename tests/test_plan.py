@@ -17,7 +17,8 @@ from whywait.core.schedule import Workload
 from whywait.errors import UsageError
 from whywait.load.recipe import Load, schedule_of
 from whywait.physics.prices import shipped
-from whywait.planning_search import Search, Sized, Want, finalists, needed, scaled_output, scaled_reuse
+from whywait.planning_loads import Want, scaled_output, scaled_reuse
+from whywait.planning_search import Search, Sized, finalists, needed
 from whywait.planning_space import Space, low_precision, shapes_of, space_of
 from whywait.report import plan_html
 from whywait.sim.bound import bound
@@ -176,11 +177,11 @@ def test_of_a_large_service_a_part_is_simulated_that_reaches_its_steady_state():
     want = Want(Workload.from_dict(dict(LOAD)), 4000.0, SLO, jobs=1)
     (shape,), _ = shapes_of(Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",)))
     search = Search(want, {})
-    c = search.whole(shape.times(80), want.rate)
+    c = search.whole(shape.times(80), want.rate).cell
     assert c.deployment.replicas < 80
     assert c.target / c.deployment.replicas == pytest.approx(4000 / 80)
     assert len(search.loads.list[c.schedule]) / c.target >= 0.9 * min(search.loads.span, 4000 / (4000 / 80))
-    small = search.whole(shape.times(2), 10.0)
+    small = search.whole(shape.times(2), 10.0).cell
     assert small.deployment.replicas == 2
     assert small.target == 10.0
 

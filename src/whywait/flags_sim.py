@@ -85,8 +85,12 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--counts", type=positives, metavar="A,B,…", help="devices (default: what the rate needs)")
     g.add_argument("--precision", metavar="TYPE", help="of all candidates (default: as published)")
     g.add_argument(
-        "--run", action="append", default=[], metavar="RUN", help="a measured run, as a candidate; repeatable"
-    )
+        "--run", action="append", default=[], metavar="RUN",
+        help="a measured run: calibrates the candidates it speaks of, and is one; repeatable",
+    )  # fmt: skip
+    g.add_argument("--baseline", default="", metavar="LIST",
+                   help="what the runs do not tell of their service: machine=h100,engine=vllm,tp=4")  # fmt: skip
+    g.add_argument("--no-calibrate", action="store_true", help="runs are candidates only; all others keep the prior")
     g.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
     g = p.add_argument_group("what is asked of them")
     g.add_argument("--rate", type=rate, metavar="R", help="requests per second (default: the workload's own)")

@@ -20,15 +20,19 @@ from whywait.errors import UsageError
 from whywait.judge import plan as judged
 from whywait.judge import plan_answers, plan_money, plan_sense
 from whywait.judge.plan import Floats, Row
+from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
 from whywait.physics.prices import Offer, offer_of
 from whywait.planning_facts import Measured, quality_of, quality_state
-from whywait.planning_search import Drawn, Progress, Search, Sized, Want, finalists, idle_w, needed
+from whywait.planning_loads import Want
+from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
+from whywait.planning_told import calibrated
 from whywait.sim import service
 from whywait.sim.draws import basis as drawn_from
 from whywait.sim.jit import COMPILED
 from whywait.simulating import known_error
+from whywait.twin.told import Told
 
 FIGURES = ("cost", "goodput", "latency", "energy", "share", "ttft_ms_p95", "tpot_ms_p95", "power_w")
 
@@ -55,6 +59,8 @@ class Ask:
     seed: int = 1
     draws: int = 12
     jobs: int = 0
+    calibrate: bool = True
+    baseline: str = ""  # what the runs do not tell of their service, as of ``whywait what-if --baseline``
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("space", "workload")}
@@ -99,6 +105,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         raise UsageError(
             f"no candidate can be: {first['name']}: {first['why']}", "other machines, layouts or techniques"
         )
+    shapes, calibrations = calibrated(ask.runs if ask.calibrate else (), shapes, ask.baseline, progress)
     model = shapes[0].deployment.model
     needs = {s.name: low_precision(s.deployment) for s in shapes}
     tested = quality_of(ask.quality, model, [n for n in needs.values() if n])
@@ -131,6 +138,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         "counts": _counts(shapes, sized, refused, dropped, (chosen, search)),
         "refused": refused, "screened": [*dropped, *_short(sized)],
         "quality": [t.as_dict() for t in tested], "runs": [story for _, story in runs],
+        "calibrations": calibrations,
         "workload": planning_facts.workload_facts(ask.workload, ask.rate, ask.workload_file),
     }  # fmt: skip
     _judge(found, rows, entries)
@@ -186,9 +194,17 @@ def _rows(
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
             "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
             "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
-            "known_error": known_error(d.deployment), "prior": drawn_from(d.deployment), "doubts": _doubts(d),
+            "known_error": None if d.shape.told else known_error(d.deployment),
+            "prior": drawn_from(d.shape.told.plain if d.shape.told else d.deployment), "doubts": _doubts(d),
+            **_basis(d.shape.told),
         }  # fmt: skip
     return rows, entries
+
+
+def _basis(told: Told | None) -> dict[str, Any]:
+    """What the figures of a candidate rest on: a run of its own machine, of another one, or the prior."""
+    return {"basis": PRIOR if told is None else CALIBRATED if told.own else OTHER,
+            "calibrated_by": told.run if told else None}  # fmt: skip
 
 
 def _doubts(d: Drawn) -> list[str]:
@@ -289,7 +305,7 @@ def _billed(
     first = next((d for d in best if _name(d) == found["first"]), best[0] if best else None)
     if first is None:
         return None
-    c = search.whole(first.deployment, search.want.rate, keep="sample")
+    c = search.whole(first.deployment, search.want.rate, keep="sample").cell
     run = service.simulate(c.deployment, search.loads.list[c.schedule], c.mode, c.target, c.seed, options=c.options)
     offer = money.offers.get(first.shape.machine)
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]

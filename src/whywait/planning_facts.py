@@ -215,7 +215,8 @@ def _candidate(
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
         )
-    entry = {"kind": made, "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
+    entry = {"kind": made, "basis": made, "calibrated_by": None,
+             "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
              "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, entry)

@@ -20,6 +20,7 @@ from whywait.sim import techniques
 from whywait.sim.capacity import capacity, check_layout
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import Deployment
+from whywait.twin.told import Told
 
 #: Tried where nobody says which: as published, narrower KV, narrower weights, both.
 USUAL = ("", "fp8-kv", "fp8-weights", "fp8-weights,fp8-kv", "fp4-weights,fp8-kv")
@@ -49,7 +50,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Shape:
-    """``deployment`` has one replica; ``counts`` are the numbers of replicas to try (empty: any)."""
+    """``deployment`` has one replica; ``counts`` are the numbers of replicas to try (empty: any). ``told``: what a run
+    told of it, whose median the deployment then has."""
 
     name: str
     machine: str
@@ -58,6 +60,7 @@ class Shape:
     apply: str
     deployment: Deployment
     counts: tuple[int, ...] = ()
+    told: Told | None = None
 
     @property
     def devices(self) -> int:

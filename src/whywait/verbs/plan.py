@@ -105,7 +105,8 @@ def _ask(args: argparse.Namespace) -> planning.Ask:
         offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
         budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
         own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
-        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs,
+        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs, calibrate=not args.no_calibrate,
+        baseline=args.baseline,
     )  # fmt: skip
 
 
