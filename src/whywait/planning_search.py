@@ -112,8 +112,8 @@ class Search:
         self.options = Options("none", want.workload.timeout_s, warm=want.workload.cache == "warm", slo=dict(want.slo),
                                slo_of_classes=classes)  # fmt: skip
         self.simulated = 0
-        self.middle: dict[tuple[str, str], Mapping[str, float]] = {}  # factors by machine and engine, in the median …
-        self.each: dict[tuple[str, str], Sequence[Mapping[str, float]]] = {}  # … and in the draws
+        self.middle: dict[tuple[str, str], Mapping[str, float]] = {}  # factors in the median by machine and engine …
+        self.where: dict[tuple[str, str], tuple[float, ...]] = {}  # … and the load they are of
 
     def screen(self, shapes: Sequence[Shape]) -> tuple[list[Sized], list[dict[str, str]]]:
         """Every shape with its bound and its sizes; and those that the bound alone rules out."""
@@ -227,27 +227,26 @@ class Search:
             told, key, f = x.shape.told, _kind(x.shape.deployment), x.seen.get(x.least or 0, {})
             if told is None or key in self.middle:
                 continue
-            many = ((f.get("running") or 0.0) + (f.get("waiting") or 0.0)) * told.replicas
+            many = ((f.get("running") or 0.0) + (f.get("waiting") or 0.0)) * told.before.replicas
             at = (many, float(s.prompt_tokens.mean()), float(s.output_tokens.mean()))
-            where = tuple(math.log(max(v, 0.1)) for v in at)
-            self.middle[key], self.each[key] = told.factors(
-                where, self.want.draws, seed_of(x.shape.group, self.want.seed)
-            )
+            self.where[key] = tuple(math.log(max(v, 0.1)) for v in at)
+            self.middle[key] = told.factor(self.where[key])
 
-    def _draws(self, shape: Shape, n: int) -> list[Deployment]:
-        """``n`` replicas in each draw of what is not known: of the posterior where a run speaks of them, else of the
-        prior."""
-        seed, d = seed_of(shape.group, self.want.seed), shape.times(n)
-        if shape.told is not None:
-            return [dataclasses.replace(one, replicas=n) for one in shape.told.draws(self.want.draws, seed)]
-        return [dataclasses.replace(d, efficiency=e) for e in prior_draws(d, self.want.draws, seed)]
+    def _draws(self, shape: Shape, n: int) -> list[tuple[Deployment, Mapping[str, float]]]:
+        """``n`` replicas in each draw of what is not known, and the factors of it: of the posterior where a run speaks
+        of them, else of the prior."""
+        seed, d, many = seed_of(shape.group, self.want.seed), shape.times(n), self.want.draws
+        if shape.told is None:
+            return [(dataclasses.replace(d, efficiency=e), {}) for e in prior_draws(d, many, seed)]
+        factors = shape.told.factors(self.where[_kind(d)], many, seed)
+        drawn = [dataclasses.replace(one, replicas=n) for one in shape.told.draws(many, seed)]
+        return list(zip(drawn, factors, strict=True))
 
     def _drawn(self, of: Sequence[tuple[Shape, int]]) -> list[Drawn]:
         cells: list[Trial] = []
         for shape, n in of:
             cells.append(self.whole(shape.times(n), self.want.rate, keep="sample"))
-            factors = self.each.get(_kind(shape.deployment)) or [{}] * self.want.draws
-            for k, (one, factor) in enumerate(zip(self._draws(shape, n), factors, strict=True)):
+            for k, (one, factor) in enumerate(self._draws(shape, n)):
                 trial = self.whole(one, self.want.rate, k=1 + k % SEEDS, keep="sample")
                 cells.append(trial._replace(factor=factor))
         found = self.run(cells, "whole services in draws")

@@ -117,5 +117,5 @@ def _told(s: Shape, found: Sequence[Calibrated]) -> Shape:
     best = max(mine, key=rank)
     before = best.fitted.twin.deployment
     told = Told(best.run, rank(best)[0], best.fitted.calibration, carried(before, s.deployment, best.base.cpu),
-                s.deployment, before.replicas)  # fmt: skip
+                s.deployment, before)  # fmt: skip
     return dataclasses.replace(s, deployment=told.median, told=told)

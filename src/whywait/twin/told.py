@@ -12,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whywait.judge.calibrate import Calibration
+from whywait.judge.calibrate_claims import OF_EFFECT, OF_EFFECT_TWO, error_of_change
+from whywait.physics.step import StepWork, seconds
 from whywait.sim.deployment import Deployment
+from whywait.sim.loads import cost_of
 from whywait.twin.model import FIELDS, REPLY, Twin, prior_of, unsure
 
+At = tuple[float, ...]
 Floats = NDArray[np.float64]
 NAMES = (*FIELDS, REPLY)
 #: Whose discrepancy a bound of an SLO has: tails of what was calibrated.
@@ -46,14 +50,14 @@ def carried(before: Deployment, after: Deployment, cpu: bool) -> Carried:
 @dataclass(frozen=True)
 class Told:
     """A deployment as a calibrated run speaks of it. ``own``: the run is of its very machine, else of another one.
-    ``plain`` is the deployment with the multipliers of the fits; ``replicas`` those that the run measured together."""
+    ``plain`` is the deployment with the multipliers of the fits, ``before`` the one that was measured, likewise."""
 
     run: str
     own: bool
     found: Calibration
     carried: Carried
     plain: Deployment
-    replicas: int = 1
+    before: Deployment
 
     @property
     def median(self) -> Deployment:
@@ -75,21 +79,37 @@ class Told:
         return [twin.at(self.carried.there(self.found.multipliers(theta[i]), dict(zip(NAMES, z[i], strict=True))))
                 for i in range(n)]  # fmt: skip
 
-    def factors(self, at: tuple[float, ...], n: int, seed: int) -> tuple[dict[str, float], list[dict[str, float]]]:
-        """What measured latencies are over simulated ones at a load, by bound: in the median, and in each draw (of the
-        same theta as :meth:`draws`); the discrepancy that the run left, and what a changed deployment and another
-        measurement add to it."""
+    def factor(self, at: At) -> dict[str, float]:
+        """What measured latencies are over simulated ones at a load, by bound, in the median: the discrepancy that the
+        run left. ``at`` are logarithms of requests in flight, and of tokens of a prompt and of an answer."""
+        off = {m: self.found.offset(m, at, self.found.mean[None, :])[0][0] for m in LIKE.values()}
+        return {bound: float(np.exp(off[like])) for bound, like in LIKE.items()}
+
+    def factors(self, at: At, n: int, seed: int) -> list[dict[str, float]]:
+        """The same in each draw (of the theta of :meth:`draws`): with what is not known of the discrepancy, the error
+        of the effect that the change of deployment has, and that of another measurement."""
         theta, rng, k = self._theta(n, seed), np.random.default_rng([seed, 17]), self.found.knobs
-        middle, each = dict[str, float](), [dict[str, float]() for _ in range(n)]
-        for metric in dict.fromkeys(LIKE.values()):
+        wrong = {}
+        for metric, effect in self._effects(at).items():
             off, sd = self.found.offset(metric, at, theta)
-            here = self.found.offset(metric, at, self.found.mean[None, :])[0]
-            wrong = np.exp(off + rng.standard_normal(n) * math.hypot(sd, math.hypot(k.change(metric), k.again)))
-            for bound in (b for b, like in LIKE.items() if like == metric):
-                middle[bound] = float(np.exp(here[0]))
-                for i in range(n):
-                    each[i][bound] = float(wrong[i])
-        return middle, each
+            share = OF_EFFECT if len(self.found.points) > 2 else OF_EFFECT_TWO
+            changed = error_of_change(np.array([effect]), k.change(metric), share)
+            wrong[metric] = np.exp(off + rng.standard_normal(n) * math.hypot(sd, math.hypot(changed, k.again)))
+        return [{bound: float(wrong[like][i]) for bound, like in LIKE.items()} for i in range(n)]
+
+    def _effects(self, at: At) -> dict[str, float]:
+        """Log of how a step of decoding, and one with a prompt, change from the deployment that was measured."""
+        many, prompt, answer = (math.exp(x) for x in at)
+        n = max(many / max(self.before.replicas, 1), 1.0)
+        decode = (n, n, n * (prompt + answer / 2), 0.0, 0.0, 0.0, 0.0)
+        first = (n + prompt, n, n * (prompt + answer / 2), 0.0, 1.0, prompt * prompt / 2, 0.0)
+        here, there = Twin(self.before, ()).at(self.found.multipliers()), self.median
+        return {metric: math.log(_step_s(there, row) / _step_s(here, row))
+                for metric, row in (("ttft_ms.p90", first), ("tpot_ms.p90", decode))}  # fmt: skip
 
     def _theta(self, n: int, seed: int) -> Floats:
         return self.found.draws(n, np.random.default_rng([seed, 12]))
+
+
+def _step_s(d: Deployment, row: tuple[float, ...]) -> float:
+    return float(seconds(cost_of(d), StepWork(*(np.array([x]) for x in row)))[0])
