@@ -38,7 +38,7 @@ MAY: dict[str, set[str]] = {
     "watching": {*FLOOR, *PRODUCERS},
     "options": {*FLOOR, *PRODUCERS},
     "session": {*FLOOR, *PRODUCERS, "options", "reading", "watching"},
-    "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
+    "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "planning"},
     "reading": {*FLOOR, *PRODUCERS},
     "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "reading", "watching"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},

@@ -1,4 +1,4 @@
-"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``.
+"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``, ``plan``.
 
 Only this layer knows both halves: the producers that make a Run and the analysis that reads one.
 """
@@ -6,13 +6,15 @@ Only this layer knows both halves: the producers that make a Run and the analysi
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whywait.analyze import singles
 from whywait.analyze.phases import account
@@ -40,6 +42,10 @@ from whywait.load.recipe import Load
 from whywait.probe.spans import joined as with_spans
 from whywait.session import Options, Say, Session, stderr
 
+if TYPE_CHECKING:
+    from whywait import planning
+
+PLAN = "plan.json"  # what a plan is kept as
 FOREIGN_STOP = 0.05  # growth of the engine's counters beyond what we sent, as a share of it
 Watch = Callable[[Progress], None]
 
@@ -299,6 +305,84 @@ def analysed(run: Run, directory: Path) -> Result:
     return Result(run, summary, verdicts, directory)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What a plan says: ``found`` are plain JSON values, all that its reports are made from."""
+
+    found: dict[str, Any]
+
+    @property
+    def headline(self) -> str:
+        said: str = self.found["headline"]
+        return said
+
+    def print(self, directory: str) -> None:
+        """On stdout; ``directory`` is where it is kept."""
+        from whywait.report.plan import print_plan
+
+        print_plan(self.found, directory)
+
+    def html(self) -> str:
+        """The argument as one page that stands alone."""
+        from whywait.report.plan_html import render
+
+        return clean(render(self.found))
+
+    def keep(self, directory: str | Path) -> Path:
+        """Write ``plan.json``, ``plan.html`` and ``plan.csv`` there.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        from whywait.report.plan import CSV_HEAD, csv_rows
+
+        at = Path(directory)
+        try:
+            at.mkdir(parents=True, exist_ok=True)
+            (at / PLAN).write_text(clean(json.dumps(self.found, indent=1, allow_nan=False)), encoding="utf-8")
+            (at / "plan.html").write_text(self.html(), encoding="utf-8")
+            with (at / "plan.csv").open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([CSV_HEAD, *csv_rows(self.found)])
+        except OSError as exc:
+            raise UsageError(f"cannot write the plan to {at}: {exc.strerror}", "give a folder by --out") from None
+        return at
+
+
+def plan(ask: planning.Ask, progress: planning.Progress | None = None) -> Planned:
+    """Which hardware, and why: what ``whywait plan`` does. Without offers in ``ask`` the shipped prices are taken.
+
+    ``plan(Ask(Space("llama-3.1-70b", ("h100", "h200")), Workload(), 8.0, {"ttft_ms": 1000, "tpot_ms": 40}))`` with
+    ``Ask`` and ``Space`` of ``whywait.planning``.
+
+    Raises:
+        UsageError: nothing to try, no SLO, an unknown name, or nothing that fits.
+    """
+    from whywait import planning
+    from whywait.physics.prices import shipped
+    from whywait.sim import catalog
+
+    catalog.use(ask.catalog)
+    return Planned(planning.plan(ask if ask.offers else dataclasses.replace(ask, offers=shipped()), progress))
+
+
+def planned(path: str | Path) -> Planned:
+    """A plan that was kept: its folder or its ``plan.json``.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+    """
+    at = Path(path)
+    at = at / PLAN if at.is_dir() else at
+    try:
+        raw = json.loads(at.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else f"it is damaged ({exc})"
+        raise UsageError(f"{at} holds no plan: {why}", "the folder or plan.json of whywait plan") from None
+    if not isinstance(raw, dict) or raw.get("kind") != "plan" or not isinstance(raw.get("inputs"), dict):
+        raise UsageError(f"{at} holds no plan: it is something else", "the folder or plan.json of whywait plan")
+    return Planned(raw)
+
+
 @contextlib.contextmanager
 def _pinned(cpus: tuple[int, ...]) -> Iterator[None]:
     if not cpus or not hasattr(os, "sched_setaffinity"):
@@ -312,4 +396,4 @@ def _pinned(cpus: tuple[int, ...]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-__all__ = ["Load", "Options", "Result", "WhywaitError", "command", "diagnose", "embedded", "measure", "show"]
+__all__ = ["Load", "Options", "Result", "WhywaitError", "command", "diagnose", "embedded", "measure", "plan", "show"]

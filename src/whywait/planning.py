@@ -317,4 +317,4 @@ def _billed(
             "money": money_of}  # fmt: skip
 
 
-__all__ = ["Ask", "Measured", "plan", "plan_sense", "space_of"]
+__all__ = ["Ask", "Measured", "Progress", "Space", "plan", "plan_sense", "space_of"]

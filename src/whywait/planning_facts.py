@@ -210,7 +210,7 @@ def _candidate(
     state = state_of(shares, want.share)
     if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
         state = "undecided"
-    row = Row(name, f"run {directory}", name, figures, draws, state, "as published")
+    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, "as published")
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"

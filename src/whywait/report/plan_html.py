@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from whywait.judge.plan_told import made
 from whywait.report import plan as rows
 from whywait.report import svg
 from whywait.report.html import HEAD
@@ -32,11 +33,11 @@ def render(p: Mapping[str, Any]) -> str:
     title = str(p["headline"])
     links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
     top = [tag("p", "whywait plan", class_="brand")]
-    if not any(r["kind"] == "measured" for r in p["rows"]):
-        top.append(
-            tag("p", tag("strong", "MODELLED") + ": made by a simulator; nothing was measured for it.", class_="banner")
-        )
-    top += [tag("h1", title, class_="long" if len(title) > 110 else None), tag("p", rows.asked(p), class_="meta")]
+    if how := made(p):
+        word, _, rest = how.partition(":")
+        top.append(tag("p", tag("strong", word) + f":{rest}.", class_="banner"))
+    top += [tag("h1", title, class_="long" if len(title) > 110 else None)]
+    top += [tag("p", line, class_="meta") for line in (rows.asked(p), rows.money(p))]
     header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
     main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
     foot = tag("footer", f"whywait {p['whywait_version']}", class_="note")
