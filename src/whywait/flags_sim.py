@@ -108,7 +108,7 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--terms", metavar="TERMS", help="'on demand', reserved or owned (default: what most machines have)")
     g.add_argument("--budget", metavar="AMOUNT", help="at most: 20/h, in that currency")
     p.add_argument("--draws", type=positive, default=12, metavar="N", help="of what is not known (default 12)")
-    p.add_argument("--jobs", type=int, default=0, metavar="N", help="processes at most (default: one per core)")
+    p.add_argument("--jobs", type=positive, default=0, metavar="N", help="processes at most (default: one per core)")
     p.add_argument("--again", metavar="PLAN", help="make a kept plan again from its inputs alone")
     p.add_argument("--out", metavar="DIR", help="folder of plan.json, plan.csv, plan.html (default: whywait-runs/…)")
     p.add_argument("--json", action="store_true", help="the plan as JSON on stdout")

@@ -84,7 +84,8 @@ class Ask:
             return cls(Space(single=tuple(single), **made), Workload.from_dict(dict(raw["workload"])), offers=offers,
                        runs=tuple(raw["runs"]), quality=pairs, **more)  # fmt: skip
         except (KeyError, TypeError, ValueError) as exc:
-            raise UsageError(f"the inputs of that plan cannot be read: {exc}", "a plan.json of whywait plan") from None
+            what = f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
+            raise UsageError(f"the inputs of that plan cannot be read: {what}", "a plan.json of whywait plan") from None
 
 
 def _offer(o: Offer) -> dict[str, Any]:
@@ -158,6 +159,11 @@ def _want(ask: Ask) -> Want:
     slo = {k: v for k, v in ask.slo.items() if k in SLO_KEYS}
     if not slo and not any(c.slo for c in ask.workload.classes):
         raise UsageError("which SLO? goodput needs one", "--slo ttft=1s,tpot=40ms, or slo in the workload")
+    for key, limit in (*slo.items(), *((k, v) for c in ask.workload.classes for k, v in c.slo.items())):
+        if not limit > 0:
+            raise UsageError(
+                f"--slo: {key.removesuffix('_ms')} of {limit:g} ms can be kept by nothing", "ttft=1s,tpot=40ms"
+            )
     if "ttfa_ms" in slo:
         raise UsageError("--slo: the simulator has no time to first answer token", "ttft, tpot or e2e")
     return Want(ask.workload, ask.rate, slo, ask.share, ask.seed, ask.jobs, ask.draws, ask.budget)

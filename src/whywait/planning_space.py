@@ -20,6 +20,7 @@ from whywait.sim import techniques
 from whywait.sim.capacity import capacity, check_layout
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import Deployment
+from whywait.sim.engines import engine_of
 from whywait.twin.told import Told
 
 #: Tried where nobody says which: as published, narrower KV, narrower weights, both.
@@ -121,7 +122,7 @@ def shapes_of(space: Space) -> tuple[list[Shape], list[dict[str, str]]]:
     found: dict[str, Shape] = {}
     refused: dict[str, dict[str, str]] = {}
     for machine, engine, layout, apply, count in asked:
-        machine_named(machine)
+        machine_named(machine), engine_of(engine)
         techniques.parse(apply), techniques.parse(layout)
         name = _named(machine, engine, layout, apply)
         try:

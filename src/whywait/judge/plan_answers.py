@@ -28,7 +28,7 @@ def headline(p: Plan) -> str:
     rows = {r["name"]: r for r in p["rows"]}
     if p["first"] is None:
         if not rows:
-            return "No candidate keeps the SLO at this rate"
+            return "No candidate keeps the SLO at this rate" + _why_none(p)
         return "No candidate may be ranked first: none surely keeps the SLO with tested answers and a known price"
     first = rows[p["first"]]
     money = p["basis"]["currency"]
@@ -42,6 +42,13 @@ def headline(p: Plan) -> str:
             f" and {len(others) - 2} more" if len(others) > 2 else ""
         )
     return said
+
+
+def _why_none(p: Plan) -> str:
+    """The budget, or what stands in the way of the first that was left out."""
+    if any("over the budget" in d["why"] for d in p["screened"]):
+        return f" within {number(p['want']['budget'])} {p['basis']['currency']} an hour"
+    return f": {p['screened'][0]['name']}: {p['screened'][0]['why']}" if p["screened"] else ""
 
 
 def limits(want: Plan) -> str:

@@ -80,7 +80,7 @@ def money(p: Plan) -> str:
     b = p["basis"]
     dates = sorted({o["date"] for o in b["offers"].values() if o})
     if not dates:
-        return f"no price is known in {b['currency']}"
+        return f"money: no price is known in {b['currency']} by terms {b['terms']} (--price, --terms)"
     terms = "by terms that differ" if b["mixed"] else b["terms"]
     whose = "" if p["inputs"].get("own_prices") else ", estimates and lists that ship with whywait"
     return f"money: {b['currency']}, {terms}, prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}{whose}"

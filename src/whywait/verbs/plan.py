@@ -66,6 +66,8 @@ def _again(args: argparse.Namespace) -> planning.Ask:
 def _ask(args: argparse.Namespace) -> planning.Ask:
     catalog.use(args.catalog)  # a price may be of a machine in it
     workload = measure.workload_of(args)
+    if args.baseline and not args.run:
+        raise UsageError("--baseline says what a run does not tell, and there is no --run", "--run whywait-runs/…")
     rate = args.rate or mean_rate(workload)
     if rate is None:
         raise UsageError("at which rate?", "--rate 8 (requests per second), or a workload that brings its own")
