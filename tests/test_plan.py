@@ -335,7 +335,7 @@ def test_the_page_says_ties_growth_and_what_is_open(found):
     tied = {**found, "ties": [r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"]][:1]}
     page = plan_html.render(tied)
     assert "It is not surely cheaper than" in page
-    assert "With the growth of 50 %" in page
+    assert "With the growth of 50 %, " in page
     assert "Not, or not wholly, answered" in page
     nothing = {**found, "first": None, "rows": [], "ties": [], "headline": "No candidate keeps the SLO at this rate"}
     assert "No candidate keeps the SLO" in plan_html.render(nothing)

@@ -94,8 +94,8 @@ def rows_of(p: Plan) -> list[list[str]]:
         f = r["figures"]
         out.append([
             _sign(p, r) + r["name"], KEEPS[r["meets"]], r["basis"], r["quality"], number(r["hourly"]),
-            _with(f["cost"], number), _with(f["goodput"], number), _with(f["ttft_ms_p95"], ms),
-            _with(f["tpot_ms_p95"], ms), _with(f["energy"], number), _headroom(r), _node(r),
+            _with(f["cost"], number), number(f["goodput"]["value"]), ms(f["ttft_ms_p95"]["value"]),
+            ms(f["tpot_ms_p95"]["value"]), number(f["energy"]["value"]), _headroom(r), _node(r),
         ])  # fmt: skip
     return out
 
@@ -155,30 +155,33 @@ def _with(f: Plan, show: Callable[[float | None], str]) -> str:
     if f["low"] is None or f["value"] is None:
         return show(f["value"])
     low, high = show(f["low"]), show(f["high"])
+    if low == high == show(f["value"]):
+        return low
     plain, _, unit = low.rpartition(" ")
     if unit and plain and high.endswith(f" {unit}"):
         low = plain
     return f"{show(f['value'])} ({low}–{high})"
 
 
-def marks(p: Plan) -> list[str]:
-    """What the signs before the candidates mean, and what is left out."""
+def marks(p: Plan, page: bool = False) -> list[str]:
+    """What the signs before the candidates mean, and what is left out; ``page``: where words are not cut short."""
     out = []
     if p["first"]:
         out.append(
             "▶ first by cost, of those that keep the SLO in 90 % of the draws, answers as published or tested; "
             "80 %: what it costs with as many as it turns out to need"
         )
+    if p["first"] and not page:
         out.append("/1k good: per 1,000 good requests; TTFT and TPOT: 95th percentile, ms; answers: – as published; "
                    "room: for more load; −node: share of good requests without one node")  # fmt: skip
-    out += foot(p)
+    out += ["in brackets: 80 % of the draws; TTFT and TPOT: 95th percentile"] if page else foot(p)
     if p["ties"]:
         out.append("= a tie with the first: the difference is inside the error")
     if any(r["dominated_by"] for r in p["rows"]):
         out.append(
             "× dominated: nowhere better than another one, surely worse in one of cost, goodput, latency, energy"
         )
-    if len(p["rows"]) > len(shown(p)):
+    if len(p["rows"]) > len(shown(p)) and not page:
         out.append(f"{len(p['rows']) - len(shown(p))} more candidates (other sizes and kinds), and joules, in plan.csv")
     front = [r["name"] for r in p["rows"] if r["front"]]
     names = ", ".join(front[:5]) + (" …" if len(front) > 5 else "")
