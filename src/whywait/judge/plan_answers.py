@@ -131,7 +131,8 @@ def _growth(w: Plan, want: Plan) -> str:
     if w["kind"] in ("recipe", "stages") or third < 2 or not sum(over[:third]):
         return said
     change = sum(over[-third:]) / sum(over[:third]) - 1
-    return f"{said}; within the log the last third has {change:+.0%} requests of the first".replace("%", " %")
+    more = "more" if change >= 0 else "fewer"
+    return f"{said}; within the log the last third has {percent(abs(change))} {more} requests than the first"
 
 
 def _where(p: Plan) -> dict[str, Any]:
