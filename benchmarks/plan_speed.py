@@ -52,7 +52,7 @@ def main() -> None:
     sized, dropped = search.screen(shapes)
     screened = lap()
     candidates = sum(len(x.ladder) for x in sized) + len(dropped) + len(refused)
-    search.least(sized)
+    search.least(sized, lambda s: not low_precision(s.deployment))
     tried, took_tried = search.simulated, lap()
     chosen = finalists(sized, lambda s: not low_precision(s.deployment))
     drawn = search.draw(chosen)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from whywait import planning, planning_facts, simulating
+from whywait import planning, planning_facts, planning_search, simulating
 from whywait.cli import main
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
@@ -19,7 +20,7 @@ from whywait.load.recipe import Load, schedule_of
 from whywait.physics.prices import shipped
 from whywait.planning_loads import Want, scaled_output, scaled_reuse
 from whywait.planning_search import Search, Sized, finalists, needed
-from whywait.planning_space import Space, low_precision, shapes_of, space_of
+from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.report import plan_html
 from whywait.sim.bound import bound
 from whywait.sim.service import figures
@@ -89,6 +90,34 @@ def test_what_cannot_hold_the_model_is_named_with_the_reason():
     assert [s.name for s in shapes] == ["H100 SXM tp=4"]
     assert {r["name"] for r in refused} == {"L4 tp=1", "L4 tp=4", "H100 SXM tp=1"}
     assert all("fit" in r["why"] for r in refused)
+
+
+def test_an_engine_of_one_maker_is_not_planned_on_anothers_devices():
+    space = Space("llama-3.1-8b", ("mi300x", "h100"), ("trtllm", "vllm"), layouts=("tp=1",), apply=("",))
+    shapes, refused = shapes_of(space)
+    assert {s.group for s in shapes} == {"H100 SXM, trtllm", "H100 SXM, vllm", "MI300X, vllm"}
+    assert "NVIDIA" in refused[0]["why"]
+    with pytest.raises(UsageError, match="no engine 'vlm'"):
+        shapes_of(Space("llama-3.1-8b", ("h100",), ("vllm", "vlm"), layouts=("tp=1",), apply=("",)))
+
+
+def test_cheap_untested_numbers_leave_the_tested_ones_in_the_comparison(monkeypatch):
+    """A machine at three times the untested one's cost may still be the best of those that may be first."""
+    want = Want(Workload.from_dict(dict(LOAD)), 20.0, SLO, jobs=1)
+    shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100", "h200"), layouts=("tp=1",), apply=("", "fp8-weights")))
+    offers = {o.machines[0]: o for o in shipped() if o.machines and o.machines[0] in ("H100 SXM", "H200 SXM")}
+    dear = {"H100 SXM": dataclasses.replace(offers["H100 SXM"], per_device_hour=1.0, terms="on demand"),
+            "H200 SXM": dataclasses.replace(offers["H200 SXM"], per_device_hour=3.0, terms="on demand")}  # fmt: skip
+    narrow = {s.name for s in shapes if low_precision(s.deployment)}
+
+    def dropped(tested: Callable[[Shape], bool]) -> set[str]:
+        search = Search(want, dear)
+        return {d["name"] for d in search.least(search.screen(some)[0], tested)}
+
+    some = [s for s in shapes if s.name in ("H100 SXM tp=1 fp8-weights", "H200 SXM tp=1", "H200 SXM tp=1 fp8-weights")]
+    monkeypatch.setattr(planning_search, "BATCH", 1)
+    assert dropped(lambda s: s.name not in narrow) == {"H200 SXM tp=1 fp8-weights"}
+    assert dropped(lambda _: True) == {"H200 SXM tp=1 fp8-weights", "H200 SXM tp=1"}
 
 
 def test_counts_that_cannot_be_dealt_out_are_refused():

@@ -115,8 +115,12 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     search = Search(want, money.offers, progress)
     states = {s.name: quality_state(needs[s.name], tested) for s in shapes}
     sized, dropped = search.screen(shapes)
-    dropped += search.least(sized)
-    chosen = finalists(sized, lambda s: states[s.name][0] in judged.TESTED)
+
+    def tested_so(s: Shape) -> bool:
+        return states[s.name][0] in judged.TESTED
+
+    dropped += search.least(sized, tested_so)
+    chosen = finalists(sized, tested_so)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
 

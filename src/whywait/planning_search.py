@@ -36,6 +36,7 @@ KEEP = 2.0  # a shape that is dearer than so many times the best, at its bound, 
 FINAL = 12  # shapes simulated in draws
 STEPS = 4  # sizes tried until the draws are sure
 SEEDS = 4
+BATCH = 16  # shapes sized before the best of them leaves others out, at least
 LEAST = 240  # requests of one replica's trial
 DENSE, WIDER = 16, 1.12  # sizes are tried one by one up to so many replicas, then so much farther apart
 BEYOND = 1.5  # times the dearest size tried, where a draw keeps the SLO at none
@@ -153,25 +154,28 @@ class Search:
                 return (), f"over the budget: the rate needs {low * s.devices} devices at least, by its bound"
         return tuple(sizes), ""
 
-    def least(self, sized: Sequence[Sized]) -> list[dict[str, str]]:
+    def least(self, sized: Sequence[Sized], tested: Callable[[Shape], bool] = lambda _: True) -> list[dict[str, str]]:
         """Finds the least size of each, by halving, the cheapest bounds first; what even at its bound costs more than
-        ``KEEP`` times the best found is left out and named."""
+        ``KEEP`` times the best found is left out and named. What may be ranked first is held against the best of those
+        that may (``tested``): narrower numbers are cheaper, and would leave nothing to compare."""
         dropped: list[dict[str, str]] = []
         order = sorted(sized, key=lambda x: (x.price is None, x.hourly(x.ladder[0]) or 0.0))
-        batch = max(16, len(order) // 4)
-        best = math.inf
+        batch = max(BATCH, len(order) // 4)
+        best = {True: math.inf, False: math.inf}
         for start in range(0, len(order), batch):
             part = []
             for x in order[start : start + batch]:
                 floor = x.hourly(x.ladder[0])
-                if floor is not None and floor > KEEP * best:
+                if floor is not None and floor > KEEP * best[tested(x.shape)]:
                     x.why = f"at its bound it costs more than {KEEP:g} times the best"
                     dropped.append({"name": x.shape.name, "by": "cost at its bound", "why": x.why})
                 else:
                     part.append(x)
             self._halve(part)
-            found = [h for x in part if x.least is not None and (h := x.hourly(x.least)) is not None]
-            best = min([best, *found])
+            for x in part:
+                if x.least is not None and (hour := x.hourly(x.least)) is not None:
+                    best[False] = min(best[False], hour)
+                    best[True] = min(best[True], hour) if tested(x.shape) else best[True]
         return dropped
 
     def _halve(self, part: Sequence[Sized]) -> None:

@@ -26,6 +26,9 @@ from whywait.twin.told import Told
 #: Tried where nobody says which: as published, narrower KV, narrower weights, both.
 USUAL = ("", "fp8-kv", "fp8-weights", "fp8-weights,fp8-kv", "fp4-weights,fp8-kv")
 SPLITS = ("1:1", "1:2", "2:1")
+#: Engines that run on one maker's devices only, and the links that tell other makers' (AMD, Gaudi, TPU).
+ONLY = {"trtllm": "NVIDIA"}
+OTHERS = ("xGMI", "RoCE", "ICI")
 _LISTS = ("machines", "engines", "layouts", "apply", "counts")
 _KEYS = (*_LISTS, "model", "candidate", "precision")
 _ONE = ("machine", "engine", "layout", "apply", "count")
@@ -185,6 +188,8 @@ def _shape(space: Space, name: str, of: tuple[str, str, str, str]) -> Shape:
             raise UsageError(f"a candidate's {technique.name} is not said by --apply or --layouts",
                              "counts, machines and engines have lists of their own")  # fmt: skip
     d = simulating.deployment_of(machine, space.model, engine, precision=space.precision, layout=layout)
+    if d.engine.policy in ONLY and d.machine.link in OTHERS:
+        raise UsageError(f"{engine} runs on {ONLY[d.engine.policy]} devices only")
     d = techniques.apply(apply, d)
     check_layout(d, d.layout)
     capacity(d)

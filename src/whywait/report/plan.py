@@ -60,6 +60,8 @@ def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
         )
         for line in q["evidence"][:MOST_EVIDENCE]:
             out.print(Text(f"     {line}", style="dim"))
+        if len(q["evidence"]) > MOST_EVIDENCE:
+            out.print(Text(f"     … {len(q['evidence']) - MOST_EVIDENCE} more in plan.html", style="dim"))
         if q["command"]:
             out.print(Text(f"     → {q['command']}", style="cyan"))
     _section(out, "What would turn it over", turning(p))
