@@ -34,6 +34,7 @@ Found = Mapping[str, float | None]
 Progress = Callable[[str, int, int], None]
 KEEP = 2.0  # a shape that is dearer than so many times the best, at its bound, is not simulated
 FINAL = 12  # shapes simulated in draws
+NEAR = 1.5  # times the cheapest tested: what costs more is not one per engine
 STEPS = 4  # sizes tried until the draws are sure
 SEEDS = 4
 BATCH = 16  # shapes sized before the best of them leaves others out, at least
@@ -304,25 +305,34 @@ class Search:
 
 
 def finalists(sized: Sequence[Sized], tested: Callable[[Shape], bool], most: int = FINAL) -> list[Sized]:
-    """Those to be simulated in draws: of every machine the cheapest two, and the cheapest whose answers are tested; the
-    quickest; then the cheapest of all."""
+    """Those to be simulated in draws: of every machine the cheapest, and the cheapest whose answers are tested; of
+    every machine under an engine the cheapest tested, where it is near the best (how sure it is, it has of its own);
+    the quickest; then the cheapest of all. ``most``, or twice as many where there are so many machines and engines."""
     able = sorted((x for x in sized if x.least is not None), key=_price)
+    may = [x for x in able if tested(x.shape)]
     chosen: list[Sized] = []
 
     def take(found: Sequence[Sized]) -> None:
         chosen.extend(x for x in found if not any(x is c for c in chosen))
 
     for machine in dict.fromkeys(x.shape.machine for x in able):
-        mine = [x for x in able if x.shape.machine == machine]
-        take([x for x in mine if tested(x.shape)][:1])
-        take(mine[:1])
+        take([x for x in may if x.shape.machine == machine][:1])
+        take([x for x in able if x.shape.machine == machine][:1])
+    for group in dict.fromkeys(x.shape.group for x in may if _hour(x) <= NEAR * _hour(may[0])):
+        take([x for x in may if x.shape.group == group][:1])
     quick = sorted(able, key=lambda x: x.seen[x.least or 0].get("tpot_ms_p95") or math.inf)
     take([x for x in quick if tested(x.shape)][:1])
+    must = min(len(chosen), 2 * most)
     for machine in dict.fromkeys(x.shape.machine for x in able):
-        take([x for x in able if x.shape.machine == machine and tested(x.shape)][1:2])
-    take([x for x in able if tested(x.shape)][: most // 2])
+        take([x for x in may if x.shape.machine == machine][1:2])
+    take(may[: most // 2])
     take(able)
-    return chosen[:most]
+    return chosen[: max(most, must)]
+
+
+def _hour(x: Sized) -> float:
+    hour = x.hourly(x.least or 0)
+    return math.inf if hour is None else hour
 
 
 def _kind(d: Deployment) -> tuple[str, str]:

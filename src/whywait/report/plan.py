@@ -17,7 +17,7 @@ from whywait.units import ms, number, percent
 Plan = Mapping[str, Any]
 MARK = {"answered": ("●", "bold green"), "in part": ("◐", "yellow"), "open": ("○", "bold red")}
 KEEPS = {"holds": "yes", "undecided": "maybe", "fails": "no"}
-MOST_ROWS, MOST_REFUSED, MOST_DOUBTS, MOST_EVIDENCE = 10, 3, 4, 5
+MOST_ROWS, MOST_REFUSED, MOST_DOUBTS, MOST_EVIDENCE, MOST_NEVER = 12, 3, 4, 5, 3
 CSV_HEAD = (
     "rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo",
     "quality", "tie", "front", "dominated_by", "per_hour", "currency", "cost_per_1000_good", "cost_low", "cost_high",
@@ -136,7 +136,11 @@ def shown(p: Plan, most: int = MOST_ROWS) -> list[Plan]:
     best: dict[str, Plan] = {}
     for r in p["rows"]:
         best.setdefault(r["shape"], r)
-    return list(best.values())[:most]
+    found = list(best.values())
+    never = [r for r in found[most:] if not r["eligible"]][:MOST_NEVER]  # they would be cheaper, perhaps
+    if never and all(r["eligible"] for r in found[: most - MOST_NEVER]):
+        return found[: most - len(never)] + never
+    return found[:most]
 
 
 def _node(r: Plan) -> str:
@@ -244,7 +248,7 @@ def screening(p: Plan) -> list[str]:
         "cost over twice the best (a quicker one at twice the price may be lost by that)",
         f"by one replica at its share of the rate: {c['too_small']:,} sizes too small, {c['larger_than_needed']:,} "
         f"larger than needed, {c['not_at_any_size']} kinds at no size",
-        f"{c['in_draws']} of {c['sized']} kinds went on (the cheapest of each machine, the quickest, by cost), "
+        f"{c['in_draws']} of {c['sized']} kinds went on (of each machine and engine the cheapest, the quickest), "
         f"simulated whole in {draws} draws of what is not known; {c['points_simulated']:,} load points in all",
     ]
     for r in p["refused"][:MOST_REFUSED]:
