@@ -22,7 +22,7 @@ from whywait.planning_loads import Want, scaled_output, scaled_reuse
 from whywait.planning_search import Search, Sized, finalists, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.report import plan_html
-from whywait.sim.bound import bound
+from whywait.sim.bound import Bound, bound
 from whywait.sim.service import figures
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
@@ -224,6 +224,15 @@ def test_finalists_have_every_machine():
         made.append(Sized(s, d, (1, 2), price[s.machine], 1, {1: {"tpot_ms_p95": 1.0}}))
     chosen = finalists(made, lambda s: not s.apply, most=3)
     assert {x.shape.machine for x in chosen} == {"H100 SXM", "H200 SXM"}
+
+
+def test_finalists_have_the_cheapest_tested_of_each_engine_near_the_best():
+    """How sure a size is, is each engine's own: the cheapest by its median may need the most in the end."""
+    shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100",), ("vllm", "sglang", "trtllm"), ("tp=1",), ("", "fp8-kv")))
+    price = {"vllm": 1.0, "sglang": 1.4, "trtllm": 1.6}
+    made = [Sized(s, Bound(1.0), (1,), price[s.engine], 1, {1: {"tpot_ms_p95": price[s.engine]}}) for s in shapes]
+    chosen = finalists(made, lambda s: not s.apply, most=2)
+    assert [(x.shape.engine, x.shape.apply) for x in chosen] == [("vllm", ""), ("sglang", "")]
 
 
 def test_assumptions_change_the_load_as_they_say():

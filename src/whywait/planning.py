@@ -123,13 +123,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     chosen = finalists(sized, tested_so)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
-
-    def price(machine: str | None) -> Offer | None:
-        """Of a run's machine, which need not be among the candidates': by the same terms."""
-        return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
-
-    mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    runs = [planning_facts.measured(r, want, price, (*mean, model.name)) for r in ask.runs]
+    runs = _given(ask, search, money, model.name)
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -157,6 +151,19 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     found["questions"] = plan_answers.questions(found)
     found["headline"] = plan_answers.headline(found)
     return found
+
+
+def _given(
+    ask: Ask, search: Search, money: plan_money.Basis, model: str
+) -> list[tuple[list[Measured], dict[str, Any]]]:
+    """Of every run that was given the candidates that it is, and its story."""
+
+    def price(machine: str | None) -> Offer | None:
+        """Of a run's machine, which need not be among the candidates': by the same terms."""
+        return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
+
+    mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
+    return [planning_facts.measured(r, search.want, price, (*mean, model)) for r in ask.runs]
 
 
 def _want(ask: Ask) -> Want:

@@ -74,7 +74,10 @@ def _one(name: str, shapes: Sequence[Shape], baseline: str) -> Calibrated | dict
     if not mine:
         what = f"it measured {d.model.name} under {d.engine.policy} on {d.machine.name}"
         return plain | {"state": ELSEWHERE, "why": f"{what}: no candidate is of that model and engine"}
-    fitted = fit(begun)
+    try:
+        fitted = fit(begun)
+    except UsageError as exc:  # what it was asked does not go into the deployment that it says it was
+        return plain | {"why": exc.message + (f" ({exc.hint})" if exc.hint else "")}
     return Calibrated(name, begun.base, fitted, plain | _story(fitted))
 
 

@@ -23,7 +23,7 @@ def said(story: Mapping[str, Any]) -> str:
     whom += ", ".join(other)
     error = ", ".join(f"{_NAMES[k]} {v:+.0%}".replace("-", "−").replace("%", " %") for k, v in story["worst"].items())
     out = (f"calibrated on {story['run']} ({len(story['points'])} loads): {whom}; its own error: loads left out are "
-           f"missed by {error} at worst")  # fmt: skip
+           f"missed by {error or 'nothing known'} at worst")  # fmt: skip
     if story["covered"] is not None:
         n, most = story["outside"], story["figures"]
         out += f", {most - n} of {most} figures inside their 80 % intervals"
