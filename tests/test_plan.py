@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whywait import planning, planning_facts, planning_search, simulating
+from whywait import app, planning, planning_facts, planning_search, simulating
 from whywait.cli import main
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
@@ -337,6 +337,49 @@ def test_from_the_command_line(tmp_path: Path, capsys):
     assert "MODELLED" in page
     assert main(["show", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["headline"] == kept["headline"]
+
+
+def test_from_python(tmp_path: Path):
+    space = Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",))
+    made = app.plan(dataclasses.replace(ask(space), offers=(), draws=2))
+    assert made.headline == made.found["headline"]
+    assert "USD" in made.headline, "without offers the shipped ones are taken"
+    again = app.planned(made.keep(tmp_path / "kept"))
+    assert again == app.Planned(json.loads(json.dumps(made.found)))
+    assert again.html() == made.html()
+    (tmp_path / "kept" / "plan.json").write_text('{"kind": "plan", "inputs": {')
+    with pytest.raises(UsageError, match="it is damaged"):
+        app.planned(tmp_path / "kept")
+    (tmp_path / "kept" / "plan.json").write_text('{"kind": "trial"}')
+    with pytest.raises(UsageError, match="something else"):
+        app.planned(tmp_path / "kept")
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (["--slo", "tpot=0ms"], "kept by nothing"), (["--baseline", "tp=2"], "there is no --run"),
+    (["--engines", "vllm,vlm"], "no engine 'vlm'"), (["--run", "nowhere"], "holds no whywait run"),
+])  # fmt: skip
+def test_odd_inputs_are_refused_in_a_line(tmp_path: Path, capsys, args, says):
+    assert main([*ARGS, "--machines", "h100", *args, "--out", str(tmp_path / "p")]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (["--budget", "0.5/h"], "within 0.500 USD an hour"), (["--slo", "tpot=0.01ms"], "a stream alone takes"),
+])  # fmt: skip
+def test_where_nothing_will_do_the_reason_is_in_the_headline(tmp_path: Path, capsys, args, says):
+    assert main([*ARGS, "--machines", "h100", *args, "--strict", "--out", str(tmp_path / "p")]) == 3
+    out = capsys.readouterr().out
+    assert "No candidate keeps the SLO" in out
+    assert says in out
+
+
+def test_a_damaged_plan_is_not_made_again(tmp_path: Path, capsys):
+    (tmp_path / "plan.json").write_text('{"kind": "plan", "inputs": {"space": {}}}')
+    assert main(["plan", "--again", str(tmp_path), "--out", str(tmp_path / "p")]) == 2
+    assert "'single' is missing" in capsys.readouterr().err
+    assert main(["show", str(tmp_path)]) == 2
+    assert "not whole" in capsys.readouterr().err
 
 
 def test_a_machine_without_a_price_is_not_ranked_and_that_is_said(tmp_path: Path, capsys):
