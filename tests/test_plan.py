@@ -22,6 +22,7 @@ from whywait.planning_loads import Want, scaled_output, scaled_reuse
 from whywait.planning_search import Search, Sized, finalists, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.report import plan_html
+from whywait.report.plan import shown
 from whywait.sim.bound import Bound, bound
 from whywait.sim.service import figures
 
@@ -372,6 +373,18 @@ def test_where_nothing_will_do_the_reason_is_in_the_headline(tmp_path: Path, cap
     out = capsys.readouterr().out
     assert "No candidate keeps the SLO" in out
     assert says in out
+
+
+def test_of_those_that_may_not_be_first_the_cheapest_are_shown():
+    rows = [{"name": f"able {i}", "shape": f"a{i}", "eligible": True} for i in range(20)]
+    rows += [{"name": f"never {i}", "shape": f"n{i}", "eligible": False} for i in range(5)]
+    seen = [r["name"] for r in shown({"rows": rows}, 14)]
+    assert seen == [*(f"able {i}" for i in range(11)), "never 0", "never 1", "never 2"]
+    assert [r["name"] for r in shown({"rows": rows[18:]}, 6)] == [
+        "able 18",
+        "able 19",
+        *(f"never {i}" for i in range(4)),
+    ]
 
 
 def test_a_damaged_plan_is_not_made_again(tmp_path: Path, capsys):

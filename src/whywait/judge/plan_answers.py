@@ -190,10 +190,12 @@ def _goodput(p: Plan) -> dict[str, Any]:
         if held
         else "No candidate surely does"
     )
-    told = sum(r["basis"] in (CALIBRATED, OTHER) for r in rows)
-    by_run = f"; {told} are calibrated on your run" if told else ""
+    by_runs = sum(r["basis"] in (CALIBRATED, OTHER) for r in rows)
+    by_run = f"; {by_runs} are calibrated on your run" if by_runs else ""
     answer = kept + by_run + ("." if measured else "; none of them was measured under this load.")
-    command = next((e["command"] for e in p["experiments"] if e["command"]), "")
+    told = [e for e in p["experiments"] if e["command"]]
+    own = next((e for e in told if any(r["name"] == p["first"] and r["group"] == e["of"] for r in rows)), None)
+    command = (own or (told[0] if told else {"command": ""}))["command"]
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
 

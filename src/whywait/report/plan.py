@@ -137,10 +137,10 @@ def shown(p: Plan, most: int = MOST_ROWS) -> list[Plan]:
     for r in p["rows"]:
         best.setdefault(r["shape"], r)
     found = list(best.values())
-    never = [r for r in found[most:] if not r["eligible"]][:MOST_NEVER]  # they would be cheaper, perhaps
-    if never and all(r["eligible"] for r in found[: most - MOST_NEVER]):
-        return found[: most - len(never)] + never
-    return found[:most]
+    able, never = ([r for r in found if r["eligible"] is x] for x in (True, False))
+    some = min(MOST_NEVER, len(never))  # of those that may not be first a few are seen: they may be cheaper
+    head = able[: most - some]
+    return head + never[: most - len(head)]
 
 
 def _node(r: Plan) -> str:
