@@ -11,7 +11,7 @@ import pytest
 from tests.analysis_runs import S, join, make_run
 from tests.bill_runs import meters, service
 from tests.test_html import HOSTILE, Page
-from whywait import app
+from whywait import deciding
 from whywait.analyze.bill import Ask
 from whywait.cli import main
 from whywait.core.run import Run
@@ -33,7 +33,7 @@ def mixed(i: int, r: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_page_says_what_the_bill_says() -> None:
-    found = app.bill(two(change=mixed), Ask((EUR,)))
+    found = deciding.bill(two(change=mixed), Ask((EUR,)))
     page = Page(render(found))
     text = " ".join(" ".join(words) for words in page.words.values())
     assert page.words["h1"] == [found["headline"]]
@@ -56,7 +56,7 @@ def test_what_others_wrote_stays_text(text: str) -> None:
     run = dataclasses.replace(run, points=point, manifest=dataclasses.replace(run.manifest, engine={
         "devices": 1, "devices_how": text}))  # fmt: skip
     offer = dataclasses.replace(EUR, name=text, source=text, note=text)
-    found = {**app.bill(run, Ask((offer,))), "run": text}
+    found = {**deciding.bill(run, Ask((offer,))), "run": text}
     page = Page(render(found))
     names = {name for name, _ in page.elements}
     assert not names & {"script", "img", "iframe"}
@@ -65,19 +65,19 @@ def test_what_others_wrote_stays_text(text: str) -> None:
 
 
 def test_a_page_of_what_is_not_known_and_of_a_watched_service() -> None:
-    dark = app.bill(service())
+    dark = deciding.bill(service())
     assert dark["headline"].startswith("What 1,000 good requests cost is not known: no energy is known")
     assert "no price" in render(dark)
     point = {"start_ns": 10 * S, "end_ns": 80 * S, "steady_start_ns": 10 * S, "steady_end_ns": 80 * S, "planned": 0}
     made = [{"asked_ns": t * S, "source": "metrics/0", "name": "output_tokens_total", "value": 50.0 * t}
             for t in range(9, 83)]  # fmt: skip
     run = make_run([], readings=[*meters(300.0), *made], points=[point], engine={"devices": 1}, made_by="measured")
-    text = render(app.bill(run))
+    text = render(deciding.bill(run))
     assert "by the engine&#x27;s counters, goodput unknown" in text
     assert "good: ended well" not in text
     none = make_run([], readings=[], points=[], made_by="measured")
-    assert "no load point" in headline(app.bill(none))
-    render(app.bill(none))
+    assert "no load point" in headline(deciding.bill(none))
+    render(deciding.bill(none))
 
 
 def test_the_verb_and_the_python_entry_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_the_verb_and_the_python_entry_give_the_same(tmp_path: Path, capsys: pyt
     out = tmp_path / "bill.html"
     assert main(["bill", str(path), "--html", str(out)]) == 0
     said = capsys.readouterr().out
-    found = app.bill(path)
+    found = deciding.bill(path)
     assert found["headline"].split()[0] in said
     assert [m["name"] for m in found["points"][0]["money"]]  # the shipped offers of the machine
     assert out.read_text() == render({**found, "run": str(path)})

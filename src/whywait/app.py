@@ -1,4 +1,4 @@
-"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``.
+"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``, ``plan``.
 
 Only this layer knows both halves: the producers that make a Run and the analysis that reads one.
 """
@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from whywait.analyze import singles
-from whywait.analyze.bill import Ask
-from whywait.analyze.bill import bill as of_run
-from whywait.analyze.energy_model import the_machine
 from whywait.analyze.phases import account
 from whywait.analyze.remote import with_agents
 from whywait.analyze.summary import summarize
@@ -40,7 +37,6 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.driver import Progress
 from whywait.load.recipe import Load
-from whywait.physics.prices import of_machine, shipped
 from whywait.probe.spans import joined as with_spans
 from whywait.session import Options, Say, Session, stderr
 
@@ -156,29 +152,6 @@ def resume(
         result = keep(joined(taken, s.finish(), str(directory)), s.directory)
         discard_spool(s.directory)
         return dataclasses.replace(result, interrupted=s.interrupted)
-
-
-def bill(run: Run | str | Path, ask: Ask | None = None) -> dict[str, Any]:
-    """What a good request and a million effective tokens of a saved Run cost: the dict of ``analyze.bill.bill``, with
-    ``run`` (the folder, None of a Run in memory) and ``headline``. Nothing is sent.
-
-    ``ask`` without offers takes the shipped ones for the run's machine.
-    """
-    from whywait.report.bill import headline as in_a_sentence
-
-    held, ask = run if isinstance(run, Run) else Run.load(run), ask or Ask()
-    machine = the_machine(held)
-    if not ask.offers and machine is not None:
-        ask = dataclasses.replace(ask, offers=of_machine(shipped(), machine.name))
-    found = of_run(held, ask)
-    return {"run": None if isinstance(run, Run) else str(run), "headline": in_a_sentence(found), **found}
-
-
-def write_bill(found: dict[str, Any], path: Path) -> None:
-    """The self-contained page of a bill."""
-    from whywait.report.bill_html import render
-
-    path.write_text(clean(render(found)), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -340,12 +313,10 @@ def _pinned(cpus: tuple[int, ...]) -> Iterator[None]:
 
 
 __all__ = [
-    "Ask",
     "Load",
     "Options",
     "Result",
     "WhywaitError",
-    "bill",
     "command",
     "diagnose",
     "embedded",

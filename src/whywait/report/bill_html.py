@@ -17,7 +17,7 @@ STATES = {"holds": ("● Holds", "fails"), "undecided": ("◐ Undecided", "undec
 
 
 def render(found: Mapping[str, Any]) -> str:
-    """The page of ``app.bill``."""
+    """The page of ``deciding.bill``."""
     points = found["points"]
     parts = [
         ("costs", "What it costs", _all(points) + _each(points, _costs)),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from whywait import app
+from whywait import deciding
 from whywait.analyze.bill import Ask, by_request
 from whywait.analyze.energy_model import parse_model, the_machine
 from whywait.analyze.sharing import RULES
@@ -35,7 +35,7 @@ def bill(args: argparse.Namespace) -> int:
         args.share_by,
         measure.slo(args.slo) if args.slo else None,
     )
-    result = {**app.bill(run, ask), "run": args.run_dir}
+    result = {**deciding.bill(run, ask), "run": args.run_dir}
     if args.html:
         _page(result, Path(args.html))
     if args.requests:
@@ -56,7 +56,7 @@ def _page(found: dict[str, Any], path: Path) -> None:
         UsageError: it cannot be written there.
     """
     try:
-        app.write_bill(found, path)
+        deciding.write_bill(found, path)
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}", "give a file in a folder that exists") from None
     stderr(f"page: {path}")
