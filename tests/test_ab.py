@@ -105,7 +105,7 @@ def test_show_says_the_same_again(trial: Path, tmp_path: Path, capsys: pytest.Ca
         ("worse", 0, ""),
         ("tpot_ms.p50.ratio_low<0.9", 1, "tpot_ms.p50.ratio_low"),
         ("tpot_ms.p50.ratio>1", 0, ""),
-        ("energy_j_per_token.ratio>1", 1, "unknown"),
+        ("energy_j_per_good_request.ratio>1", 1, "unknown"),
         ("speed.ratio>1", 2, "has no"),
     ],
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from tests.bill_runs import meters, service
 from whywait.analyze.bill import PER, Ask, bill
 from whywait.analyze.energy_model import PowerModel
 from whywait.analyze.sharing import RULES
+from whywait.analyze.summary import summarize
 from whywait.cli import main
-from whywait.core.run import Run
+from whywait.core.run import DEFINITIONS, Run
 from whywait.physics.prices import Offer
 
 EUR = Offer("hour", "on demand", "EUR", "2026-11", "test", per_device_hour=3.6)
@@ -47,6 +51,15 @@ def test_by_hand() -> None:
     assert [(m["currency"], m["date"]) for m in p["money"]] == [("EUR", "2026-11"), ("CHF", "2026-11")]
     low, high = (p["energy"]["per_good_request"][k] for k in ("low", "high"))
     assert low <= 300 <= high
+
+
+def test_what_was_drawn_outside_the_window_is_not_in_the_bill() -> None:
+    point = {"steady_start_ns": 20 * S, "steady_end_ns": 70 * S}  # of 10 s to 80 s
+    p = one(service(readings=meters(lambda t: 300.0 if 10 <= t <= 60 else 900.0), point=point), EUR)
+    assert p["window"]["seconds"] == 50
+    assert p["energy"]["joules"] == pytest.approx(300 * 50, rel=1e-2)
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300, rel=1e-2)
+    assert p["money"][0]["total"] == pytest.approx(0.05)
 
 
 def test_what_failed_or_was_late_is_charged_to_the_good() -> None:
@@ -84,6 +97,18 @@ def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
     assert all(r["why"] and r["j_per_good_request"] is None for r in p["shares"][0]["by_prompt"])
     dead = service(readings=meters(300.0), change=lambda i, r: {**r, "outcome": "timeout", "fault": "service"})
     assert "none ended well" in one(dead)["energy"]["per_good_request"]["why"]
+
+
+def test_the_summary_has_the_figures_of_the_bill() -> None:
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        return {**r, "outcome": "timeout", "fault": "service"} if i % 7 == 0 else {**r, "output_tokens": 30 + i % 5}
+
+    run = service(readings=meters(300.0), change=change, slo={"ttft_ms": 500.0})
+    said, e = summarize(run)["points"][0], one(run)["energy"]
+    assert said["energy_j_per_good_request"] == e["per_good_request"]["value"] == pytest.approx(300 * 70 / 60)
+    assert said["energy_j_per_million_effective_tokens"] == e["per_million_effective_tokens"]["value"]
+    assert (said["power_w"], said["energy_how"], said["energy_state"]) == (e["watts"], e["how"], e["state"])
+    assert summarize(run)["definitions"] == bill(run)["definitions"] == DEFINITIONS
 
 
 def test_thinking_counts_as_effective_and_not_as_answer() -> None:
@@ -166,6 +191,60 @@ def test_a_run_without_requests_has_a_total_alone() -> None:
     assert p["energy"]["per_good_request"]["why"] == "no request of ours is in this point"
 
 
+def watched(*, joules: bool = True, **counters: list[tuple[float, float]]) -> Run:
+    """A service that was only watched from 10 s to 80 s, with its counters as (second, value)."""
+    rows = [{"asked_ns": round(t * S), "source": "metrics/0", "name": name, "value": v}
+            for name, at in counters.items() for t, v in at]  # fmt: skip
+    point = {"start_ns": 10 * S, "end_ns": 80 * S, "steady_start_ns": 10 * S, "steady_end_ns": 80 * S, "planned": 0}
+    return make_run([], readings=[*(meters(300.0) if joules else []), *rows], points=[point], engine={"devices": 1},
+                    made_by="measured")  # fmt: skip
+
+
+def test_a_service_only_watched_is_billed_by_its_own_counters() -> None:
+    ended = [(t, 10.0 + t) for t in range(9, 83)]
+    made = [(t, 50.0 * t) for t in range(9, 83)]
+    p = one(watched(requests_total=ended, output_tokens_total=made), EUR)
+    assert p["counted"]["how"] == "by the engine's counters, goodput unknown"
+    assert p["counted"]["requests"]["value"] == pytest.approx(70)
+    e, m = p["energy"]["by_counters"], p["money"][0]["by_counters"]
+    assert e["per_request"]["value"] == pytest.approx(300)
+    assert e["per_request"]["low"] <= 300 <= e["per_request"]["high"]
+    assert e["per_million_output_tokens"]["value"] == pytest.approx(6e6)
+    assert m["per_request"]["value"] == pytest.approx(0.001)
+    assert m["per_million_output_tokens"]["value"] == pytest.approx(20)
+    assert p["energy"]["per_good_request"]["value"] is None  # goodput stays unknown
+    assert "the work was ours" not in {c["what"] for c in p["energy"]["checks"]}
+    assert one(service(readings=meters(300.0)))["counted"] is None
+
+
+def test_a_counter_that_is_absent_or_cut_short_gives_no_figure_of_a_watched_service() -> None:
+    p = one(watched(output_tokens_total=[(t, 50.0 * t) for t in range(9, 40)]), EUR)
+    e = p["energy"]["by_counters"]
+    assert e["per_request"] == {"value": None, "low": None, "high": None,
+                                "why": "the engine publishes no counter of requests that ended"}  # fmt: skip
+    assert e["per_million_output_tokens"]["value"] is None
+    assert "of the window" in e["per_million_output_tokens"]["why"]
+    nearly = one(watched(requests_total=[(t, 10.0 + t) for t in range(9, 77)]))["energy"]["by_counters"]
+    assert nearly["per_request"]["value"] == pytest.approx(300)  # by the rate of the part that was read
+    anew = one(watched(requests_total=[(t, float(t % 40)) for t in range(9, 83)]))["energy"]["by_counters"]
+    assert "started anew" in anew["per_request"]["why"]
+    still = one(watched(requests_total=[(t, 5.0) for t in range(9, 83)]))["energy"]["by_counters"]
+    assert still["per_request"]["why"] == "no requests in the window"
+    dark = one(watched(joules=False, requests_total=[(t, float(t)) for t in range(9, 83)]))["energy"]["by_counters"]
+    assert dark["per_request"]["why"] == "no energy is known"
+
+
+def test_the_bill_of_a_watched_service_as_a_user_sees_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = [(t, 50.0 * t) for t in range(9, 83)]
+    path = str(watched(output_tokens_total=made).save(tmp_path / "run"))
+    assert main(["bill", path, "--price-per-hour", "3.6", "--currency", "EUR"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("1,000,000 output tokens cost 6,000 kJ and 20.0 EUR (given, on demand)")
+    assert "by the engine's counters, goodput unknown" in text
+    assert "no figure per request: the engine publishes no counter of requests that ended" in text
+    assert "good: ended well" not in text
+
+
 def test_points_are_billed_apart() -> None:
     run = join([service(n=40, readings=meters(100.0, seconds=(-3, 43, 0.1))),
                 service(n=40, readings=meters(200.0, seconds=(-3, 43, 0.1)))])  # fmt: skip
@@ -236,7 +315,7 @@ def test_a_book_without_an_offer_for_the_machine_is_refused(tmp_path: Path, caps
     assert "no offer for H200 SXM" in capsys.readouterr().err
     book.write_text(text)
     assert main(["bill", path, "--price", str(book)]) == 0
-    assert "2.00 CHF per device-hour of use; offer 4711" in capsys.readouterr().out
+    assert "2.00 CHF per device-hour of use; source: offer 4711" in capsys.readouterr().out
 
 
 def test_a_recorded_run_of_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,18 +332,24 @@ def test_a_recorded_run_of_a_real_engine(capsys: pytest.CaptureFixture[str]) -> 
     assert p["energy"]["per_good_request"]["value"] == pytest.approx(p["energy"]["joules"] / p["work"]["good_requests"])
 
 
-def test_a_simulated_service_is_labelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = str(tmp_path / "sim")
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """In a process of its own and as plain Python: compiling the kernel would take most of a minute."""
+    where = str(tmp_path_factory.mktemp("bill") / "sim")
     args = ["--machine", "h100", "--model", "llama-3.1-70b", "--layout", "tp=4", "--precision", "fp8", "--draws", "1"]
     load = ["--concurrency", "8", "--requests", "40", "--output-tokens", "lognormal(100,0.5)", "--slo", "ttft=300ms"]
-    assert main(["simulate", *args, *load, "--jobs", "1", "--out", where]) == 0
-    capsys.readouterr()
-    assert main(["bill", where, "--json"]) == 0
+    words = [sys.executable, "-m", "whywait", "simulate", *args, *load, "--jobs", "1", "--out", where]
+    subprocess.run(words, check=True, env={**os.environ, "WHYWAIT_SIM": "python"}, capture_output=True)
+    return where
+
+
+def test_a_simulated_service_is_labelled(simulated: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bill", simulated, "--json"]) == 0
     p = json.loads(capsys.readouterr().out)["points"][0]
     assert p["energy"]["how"] == "modelled"
     assert (p["energy"]["devices"], p["energy"]["read"]) == (4, 4)
     assert 4 * 119 < p["energy"]["watts"] < 4 * 700
     assert p["energy"]["state"] == "undecided"
     assert {m["terms"] for m in p["money"]} == {"owned", "reserved"}
-    assert main(["bill", where]) == 0
+    assert main(["bill", simulated]) == 0
     assert capsys.readouterr().out.startswith("SIMULATED")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from whywait.errors import UsageError
+from whywait.judge.hourly import hours, missing
 from whywait.physics.machines import MACHINES, machine
 from whywait.physics.prices import TERMS, Offer, of_machine, offer_of, parse_owned, read_offers, shipped
 
@@ -125,3 +127,51 @@ def test_a_book_of_ones_own(tmp_path: Path) -> None:
             read_offers(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_offers(tmp_path / "none.toml")
+
+
+def test_one_price_is_one_offer_and_the_same_terms_for_both_machines() -> None:
+    h100, h200 = machine("h100"), machine("h200")
+    alone, both = hours([h200]), hours([h100, h200])
+    one = alone[h200.name]
+    assert one is not None
+    assert one.price == 5.20  # on demand, as listed; no mean of it and what owning one is estimated at
+    assert "AWS" in one.said
+    assert "on demand" in one.said
+    assert "2026" in one.said
+    pair = [both[m.name] for m in (h100, h200)]
+    assert all(p is not None and "reserved" in p.said for p in pair)  # there is no H100 on demand in the book
+    assert missing(both, [h100, h200]) == ""
+    listed = {sum(o.hourly().values()) for o in shipped()}
+    assert {p.price for p in pair if p is not None} <= listed
+
+
+def test_no_terms_in_common_is_no_price() -> None:
+    h100, h200 = machine("h100"), machine("h200")
+    book = [Offer("a", "on demand", "USD", "2026", "s", ("H100 SXM",), per_device_hour=2.0),
+            Offer("b", "owned", "USD", "2026", "s", ("H200 SXM",), per_device_hour=1.0)]  # fmt: skip
+    bare = [dataclasses.replace(m, price_usd_h=p) for m, p in ((h100, (2.0, 2.0)), (h200, (1.0, 1.0)))]
+    found = hours(bare, book)
+    assert None in found.values()
+    assert "same terms" in missing(found, bare)
+    none = dataclasses.replace(h100, name="mine", price_usd_h=None)
+    assert missing(hours([none], book), [none]) == "no price of mine is known"
+    euro = [dataclasses.replace(o, currency="EUR") for o in book]
+    assert hours([dataclasses.replace(h100, price_usd_h=None)], euro)[h100.name] is None  # nothing is converted
+
+
+def test_the_range_is_of_the_same_terms_and_a_catalogue_of_the_users_counts() -> None:
+    found = hours([machine("b300")])[machine("b300").name]
+    assert found is not None
+    assert found.span == (1.0, found.high / found.price)
+    owned = [
+        Offer(n, "owned", "USD", "2026", "s", ("H100 SXM",), per_device_hour=p) for n, p in (("a", 2.0), ("b", 3.0))
+    ]
+    more = [*owned, Offer("c", "reserved", "USD", "2026", "s", ("H200 SXM",), per_device_hour=9.0)]
+    bare = dataclasses.replace(machine("h100"), price_usd_h=(2.0, 3.0))
+    hour = hours([bare], more)["H100 SXM"]
+    assert hour is not None
+    assert (hour.price, hour.high) == (2.0, 3.0)
+    own = hours([dataclasses.replace(bare, price_usd_h=(4.0, 5.0))], more)["H100 SXM"]
+    assert own is not None
+    assert (own.price, own.high) == (4.0, 5.0)
+    assert "catalogue" in own.said

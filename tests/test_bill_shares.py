@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis_runs import MS, S, Service, make_run, messy_runs, stream
@@ -50,6 +50,11 @@ def test_only_the_proportions_count(w: list[float], k: float) -> None:
     assert apportion(10**12, np.array(w)) == apportion(10**12, np.array(w) * k)
 
 
+def test_what_is_left_goes_to_the_largest_remainders() -> None:
+    assert apportion(7, np.array([5.0, 3.0, 2.0])) == [4, 2, 1]  # 3.5, 2.1, 1.4
+    assert apportion(7, np.array([2.0, 3.0, 5.0])) == [1, 2, 4]
+
+
 @given(total=st.integers(0, 1000), n=st.integers(1, 30))
 def test_equal_weights_differ_by_one_at_most(total: int, n: int) -> None:
     parts = apportion(total, np.ones(n))
@@ -63,6 +68,7 @@ def test_what_cannot_be_shared(total: int, w: list[float]) -> None:
         apportion(total, np.array(w))
 
 
+@settings(max_examples=40)
 @given(run=messy_runs())
 def test_what_is_in_the_window_agrees_with_the_rates_of_it(run: object) -> None:
     one = run.point(0)  # type: ignore[attr-defined]
@@ -79,6 +85,7 @@ def test_what_is_in_the_window_agrees_with_the_rates_of_it(run: object) -> None:
         assert np.nansum(made) == pytest.approx(tokens * w.seconds, abs=1e-6)
 
 
+@settings(max_examples=40)
 @given(run=messy_runs())
 def test_every_rule_gives_finite_weights_or_a_reason(run: object) -> None:
     one = run.point(0)  # type: ignore[attr-defined]
@@ -138,6 +145,7 @@ def test_tokens_of_failed_streams_are_counted_by_their_chunks_where_usage_is_mis
     assert found.values.tolist() == pytest.approx([8, 6])  # two tokens a chunk, as in the good one
 
 
+@settings(max_examples=40)
 @given(run=messy_runs())
 def test_the_work_of_pieces_adds_up_to_that_of_the_window(run: object) -> None:
     one = run.point(0)  # type: ignore[attr-defined]

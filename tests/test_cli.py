@@ -154,7 +154,7 @@ def test_run_writes_a_whole_run(stub: Any, tmp_path: Path, capsys: pytest.Captur
     keys = {
         "mode", "target", "ttft_ms", "ttfa_ms", "chunk_gap_ms", "itl_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s",
         "effective_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "goodput_share", "counts", "kv_use",
-        "queue", "memory_bytes", "power_w", "energy_j_per_request", "phases", "occupancy",
+        "queue", "memory_bytes", "power_w", "energy_j_per_good_request", "phases", "occupancy",
     }  # fmt: skip
     assert keys <= set(point)
     assert {"p50", "p90", "p95", "p99", "mean", "n", "ci"} <= set(point["ttft_ms"])

@@ -89,7 +89,7 @@ def test_figures_are_there_or_null_with_a_reason(diagnosed: Path) -> None:
         assert p["kv_use"] is not None
         assert p["queue"] is not None
         assert p["memory_bytes"] > 1e7
-        for key in ("power_w", "energy_j_per_request"):
+        for key in ("power_w", "energy_j_per_good_request"):
             assert p[key] is not None or key in reasons
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from whywait import exam_sim
@@ -38,6 +40,18 @@ def test_what_was_built_in_is_claimed_first(kind, round_two):
     c = round_two[kind]
     marked = mark(c.case, exam_sim.simulated(c).verdicts)
     assert marked.mark == "right", (marked.claimed, marked.undecided)
+
+
+def test_a_queue_while_there_is_a_place_for_each_request_is_no_want_of_places():
+    """Eight long prompts for a step that holds a quarter of one: they wait for the budget, the places are free."""
+    few = next(c for c in exam_sim.cases(1) if c.case.fault == "few")
+    deployment = exam_sim.service(0, max_seqs=8, token_budget=512)
+    case = replace(few.case, workload=exam_sim.chat(4000, 4), points=exam_sim._closed(8, 10.0))
+    found = exam_sim.simulated(replace(few, case=case, deployment=deployment))
+    assert found.summary["points"][1]["phases"]["queue"]["share"] > 0.2
+    v = next(v for v in found.verdicts if v.cause == "slot limit" and v.point == 1)
+    assert v.state == "fails"
+    assert "8 places" in v.evidence[0]
 
 
 def test_a_wide_engine_does_not_have_the_limit_of_a_narrow_one(round_two):

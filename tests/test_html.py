@@ -61,7 +61,7 @@ def test_an_ordinary_run_has_every_part():
     assert len(found.all("svg", role="img")) == CHARTS + 5 + 4
     assert len(found.all("table")) >= CHARTS + 2 * 5 + 4 + 3
     for words in ("4 ◂", "16 ◆", "SLO 200 ms", "KV space in use, %", "whywait diagnose --budget '3 m'", "smol",
-                  "definitions 1", "The client's own floor was not measured."):  # fmt: skip
+                  "definitions 2", "The client's own floor was not measured."):  # fmt: skip
         assert words in found.text, words
     assert "PARTIAL" not in found.text
     regions = [a["aria-label"] for a in found.all("div", role="region")]

@@ -171,7 +171,7 @@ def test_figures_of_a_run() -> None:
     assert {f"phases.{p}" for p in PHASES} <= set(found)
     ok = run.requests["outcome"] == 0
     assert found["mean_output_tokens"] == pytest.approx(float(run.requests["output_tokens"][ok].mean()))
-    assert found["energy_j_per_token"] is None
+    assert found["energy_j_per_good_request"] is None
     assert all(v is None or math.isfinite(v) for v in found.values())
     for name in found:
         if not name.startswith(("mean_", "untold.")):
@@ -181,9 +181,11 @@ def test_figures_of_a_run() -> None:
 def test_energy_is_charged_to_the_tokens_of_what_ended_well() -> None:
     power = [{**r, "source": "gpu"} for r in gauge_rows("energy_joules_total", [(0, 0.0), (60 * S, 6000.0)])]
     run = Service(slots=2, tokens=8).closed(2, 12, readings=power)
-    seconds = (int(run.points["end_ns"][0]) - int(run.points["start_ns"][0])) / S
-    found = figures(run, summarize(run)["points"][0])
-    assert found["energy_j_per_token"] == pytest.approx(100 * seconds / (12 * 8), rel=0.01)
+    point = summarize(run)["points"][0]
+    found = figures(run, point)
+    assert found["energy_j_per_good_request"] == pytest.approx(100 / point["goodput_requests_per_s"], rel=1e-3)
+    million = 100 / point["effective_tokens_per_s"] * 1e6
+    assert found["energy_j_per_million_effective_tokens"] == pytest.approx(million, rel=1e-3)
 
 
 # --- claims

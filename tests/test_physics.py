@@ -149,7 +149,9 @@ def test_a_shape_survives_the_manifest():
     [("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H200", "H200 SXM"),
      ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"), ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"), ("NVIDIA L4", "L4"),
      ("NVIDIA L40S", "L40S"), ("NVIDIA L40", None), ("NVIDIA B200", "B200"), ("NVIDIA GB200", "GB200"),
-     ("NVIDIA H100 NVL", None), ("NVIDIA A100-SXM4-40GB", None), ("AMD Instinct MI300X", "MI300X"),
+     ("NVIDIA H100 NVL", "H100 NVL"), ("NVIDIA H200 NVL", None),
+     ("NVIDIA A100-SXM4-40GB", "A100 40GB SXM"), ("AMD Instinct MI300X", "MI300X"),
+     ("NVIDIA A100-PCIE-40GB", None), ("AMD Instinct MI250", "MI250 GCD"), ("AMD Instinct MI250X", "MI250X GCD"),
      ("NVIDIA GH200 480GB", None), ("NVIDIA GeForce RTX 3060", None), ("", None)],
 )  # fmt: skip
 def test_a_device_is_known_by_its_own_name_or_not_at_all(said, name):

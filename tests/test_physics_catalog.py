@@ -1,15 +1,20 @@
 """Models and machines by name: published totals, aliases, refusals that name the nearest, and what a user adds."""
 
+import itertools
 import json
 
+import numpy as np
 import pytest
 
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch, arch_of
 from whywait.physics.catalog import models
+from whywait.physics.efficiency import Efficiency
 from whywait.physics.layout import Layout, Precision
-from whywait.physics.machines import MACHINES, machine
+from whywait.physics.machines import MACHINES, SOURCES, machine
 from whywait.physics.memory import kv_bytes_per_token, state_bytes, weights_bytes, window_kv_bytes
+from whywait.physics.prices import shipped
+from whywait.physics.step import StepWork, step_parts, work
 
 #: Parameters as the makers state them (billions), without a vision part or drafting layers.
 PUBLISHED = {
@@ -190,3 +195,41 @@ def test_every_machine_is_whole():
         assert m.fit
         assert m.price_usd_h is None or 0 < m.price_usd_h[0] <= m.price_usd_h[1]
         assert machine(m.also[0]) is m
+
+
+def test_a_device_is_what_an_engine_sees_as_one():
+    """Two dies that ROCm shows as two are two; two that CUDA shows as one are one."""
+    die, whole = machine("mi250"), {"tf": 362.0, "tbs": 3.277, "gb": 128, "w": 560}
+    assert die.flops["bf16"] == pytest.approx(whole["tf"] * 1e12 / 2)
+    assert die.read_bytes_per_s == pytest.approx(whole["tbs"] * 1e12 / 2, rel=0.01)
+    assert die.tdp_w == whole["w"] / 2
+    assert machine("a100").memory_bytes / die.memory_bytes == pytest.approx(80 / 64)
+    assert die.node == 8
+    assert machine("mi250x").flops["bf16"] > die.flops["bf16"]
+    assert machine("b200").memory_bytes / die.memory_bytes == pytest.approx(180 / 64)
+
+
+def test_every_figure_of_a_machine_has_a_source_and_a_date():
+    book = shipped()
+    for m in MACHINES:
+        assert all(s.strip() in SOURCES for s in m.source.split(","))
+        offers = [o for o in book if m.name in o.machines]
+        assert all(o.date.startswith("20") and o.source for o in offers)
+        asked = [o.per_device_hour for o in offers]
+        assert m.price_usd_h == ((min(asked), max(asked)) if asked else None)
+
+
+def test_faster_data_sheets_rank_ahead_within_a_family():
+    """One stream (bandwidth) and a long prompt (flops), 8 billion parameters in 16 bits."""
+    families = [("a100-40gb", "a100", "h100", "h200", "b200"), ("l4", "l40s", "h100-pcie"),
+                ("mi250", "mi300x", "mi325x", "mi355x")]  # fmt: skip
+    for family in families:
+        for seqs, prompt in ((1, 0), (0, 4096)):
+            took = [step_s(machine(m), seqs, prompt) for m in family]
+            assert all(later < before * 1.02 for before, later in itertools.pairwise(took)), (family, prompt, took)
+
+
+def step_s(gpu, seqs, prompt):
+    parts = step_parts(arch_of("llama-3.1-8b"), gpu, Precision(), Layout(), Efficiency())
+    row = (seqs + prompt, seqs, 1000.0 * seqs, 0, float(prompt > 0), prompt**2 / 2, 0)
+    return float(work(parts, StepWork(*(np.array([float(v)]) for v in row))).sum())

@@ -5,22 +5,25 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from whywait import planning, planning_facts, simulating
+from whywait import deciding, planning, planning_facts, planning_search, simulating
 from whywait.cli import main
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
 from whywait.load.recipe import Load, schedule_of
 from whywait.physics.prices import shipped
-from whywait.planning_search import Search, Sized, Want, finalists, needed, scaled_output, scaled_reuse
-from whywait.planning_space import Space, low_precision, shapes_of, space_of
+from whywait.planning_loads import Want, scaled_output, scaled_reuse
+from whywait.planning_search import Search, Sized, finalists, needed
+from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.report import plan_html
-from whywait.sim.bound import bound
+from whywait.report.plan import shown
+from whywait.sim.bound import Bound, bound
 from whywait.sim.service import figures
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
@@ -88,6 +91,34 @@ def test_what_cannot_hold_the_model_is_named_with_the_reason():
     assert [s.name for s in shapes] == ["H100 SXM tp=4"]
     assert {r["name"] for r in refused} == {"L4 tp=1", "L4 tp=4", "H100 SXM tp=1"}
     assert all("fit" in r["why"] for r in refused)
+
+
+def test_an_engine_of_one_maker_is_not_planned_on_anothers_devices():
+    space = Space("llama-3.1-8b", ("mi300x", "h100"), ("trtllm", "vllm"), layouts=("tp=1",), apply=("",))
+    shapes, refused = shapes_of(space)
+    assert {s.group for s in shapes} == {"H100 SXM, trtllm", "H100 SXM, vllm", "MI300X, vllm"}
+    assert "NVIDIA" in refused[0]["why"]
+    with pytest.raises(UsageError, match="no engine 'vlm'"):
+        shapes_of(Space("llama-3.1-8b", ("h100",), ("vllm", "vlm"), layouts=("tp=1",), apply=("",)))
+
+
+def test_cheap_untested_numbers_leave_the_tested_ones_in_the_comparison(monkeypatch):
+    """A machine at three times the untested one's cost may still be the best of those that may be first."""
+    want = Want(Workload.from_dict(dict(LOAD)), 20.0, SLO, jobs=1)
+    shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100", "h200"), layouts=("tp=1",), apply=("", "fp8-weights")))
+    offers = {o.machines[0]: o for o in shipped() if o.machines and o.machines[0] in ("H100 SXM", "H200 SXM")}
+    dear = {"H100 SXM": dataclasses.replace(offers["H100 SXM"], per_device_hour=1.0, terms="on demand"),
+            "H200 SXM": dataclasses.replace(offers["H200 SXM"], per_device_hour=3.0, terms="on demand")}  # fmt: skip
+    narrow = {s.name for s in shapes if low_precision(s.deployment)}
+
+    def dropped(tested: Callable[[Shape], bool]) -> set[str]:
+        search = Search(want, dear)
+        return {d["name"] for d in search.least(search.screen(some)[0], tested)}
+
+    some = [s for s in shapes if s.name in ("H100 SXM tp=1 fp8-weights", "H200 SXM tp=1", "H200 SXM tp=1 fp8-weights")]
+    monkeypatch.setattr(planning_search, "BATCH", 1)
+    assert dropped(lambda s: s.name not in narrow) == {"H200 SXM tp=1 fp8-weights"}
+    assert dropped(lambda _: True) == {"H200 SXM tp=1 fp8-weights", "H200 SXM tp=1"}
 
 
 def test_counts_that_cannot_be_dealt_out_are_refused():
@@ -176,11 +207,11 @@ def test_of_a_large_service_a_part_is_simulated_that_reaches_its_steady_state():
     want = Want(Workload.from_dict(dict(LOAD)), 4000.0, SLO, jobs=1)
     (shape,), _ = shapes_of(Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",)))
     search = Search(want, {})
-    c = search.whole(shape.times(80), want.rate)
+    c = search.whole(shape.times(80), want.rate).cell
     assert c.deployment.replicas < 80
     assert c.target / c.deployment.replicas == pytest.approx(4000 / 80)
     assert len(search.loads.list[c.schedule]) / c.target >= 0.9 * min(search.loads.span, 4000 / (4000 / 80))
-    small = search.whole(shape.times(2), 10.0)
+    small = search.whole(shape.times(2), 10.0).cell
     assert small.deployment.replicas == 2
     assert small.target == 10.0
 
@@ -194,6 +225,15 @@ def test_finalists_have_every_machine():
         made.append(Sized(s, d, (1, 2), price[s.machine], 1, {1: {"tpot_ms_p95": 1.0}}))
     chosen = finalists(made, lambda s: not s.apply, most=3)
     assert {x.shape.machine for x in chosen} == {"H100 SXM", "H200 SXM"}
+
+
+def test_finalists_have_the_cheapest_tested_of_each_engine_near_the_best():
+    """How sure a size is, is each engine's own: the cheapest by its median may need the most in the end."""
+    shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100",), ("vllm", "sglang", "trtllm"), ("tp=1",), ("", "fp8-kv")))
+    price = {"vllm": 1.0, "sglang": 1.4, "trtllm": 1.6}
+    made = [Sized(s, Bound(1.0), (1,), price[s.engine], 1, {1: {"tpot_ms_p95": price[s.engine]}}) for s in shapes]
+    chosen = finalists(made, lambda s: not s.apply, most=2)
+    assert [(x.shape.engine, x.shape.apply) for x in chosen] == [("vllm", ""), ("sglang", "")]
 
 
 def test_assumptions_change_the_load_as_they_say():
@@ -300,6 +340,61 @@ def test_from_the_command_line(tmp_path: Path, capsys):
     assert json.loads(capsys.readouterr().out)["headline"] == kept["headline"]
 
 
+def test_from_python(tmp_path: Path):
+    space = Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",))
+    made = deciding.plan(dataclasses.replace(ask(space), offers=(), draws=2))
+    assert made.headline == made.found["headline"]
+    assert "USD" in made.headline, "without offers the shipped ones are taken"
+    again = deciding.planned(made.keep(tmp_path / "kept"))
+    assert again == deciding.Planned(json.loads(json.dumps(made.found)))
+    assert again.html() == made.html()
+    (tmp_path / "kept" / "plan.json").write_text('{"kind": "plan", "inputs": {')
+    with pytest.raises(UsageError, match="it is damaged"):
+        deciding.planned(tmp_path / "kept")
+    (tmp_path / "kept" / "plan.json").write_text('{"kind": "trial"}')
+    with pytest.raises(UsageError, match="something else"):
+        deciding.planned(tmp_path / "kept")
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (["--slo", "tpot=0ms"], "kept by nothing"), (["--baseline", "tp=2"], "there is no --run"),
+    (["--engines", "vllm,vlm"], "no engine 'vlm'"), (["--run", "nowhere"], "holds no whywait run"),
+])  # fmt: skip
+def test_odd_inputs_are_refused_in_a_line(tmp_path: Path, capsys, args, says):
+    assert main([*ARGS, "--machines", "h100", *args, "--out", str(tmp_path / "p")]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (["--budget", "0.5/h"], "within 0.500 USD an hour"), (["--slo", "tpot=0.01ms"], "a stream alone takes"),
+])  # fmt: skip
+def test_where_nothing_will_do_the_reason_is_in_the_headline(tmp_path: Path, capsys, args, says):
+    assert main([*ARGS, "--machines", "h100", *args, "--strict", "--out", str(tmp_path / "p")]) == 3
+    out = capsys.readouterr().out
+    assert "No candidate keeps the SLO" in out
+    assert says in out
+
+
+def test_of_those_that_may_not_be_first_the_cheapest_are_shown():
+    rows = [{"name": f"able {i}", "shape": f"a{i}", "eligible": True} for i in range(20)]
+    rows += [{"name": f"never {i}", "shape": f"n{i}", "eligible": False} for i in range(5)]
+    seen = [r["name"] for r in shown({"rows": rows}, 14)]
+    assert seen == [*(f"able {i}" for i in range(11)), "never 0", "never 1", "never 2"]
+    assert [r["name"] for r in shown({"rows": rows[18:]}, 6)] == [
+        "able 18",
+        "able 19",
+        *(f"never {i}" for i in range(4)),
+    ]
+
+
+def test_a_damaged_plan_is_not_made_again(tmp_path: Path, capsys):
+    (tmp_path / "plan.json").write_text('{"kind": "plan", "inputs": {"space": {}}}')
+    assert main(["plan", "--again", str(tmp_path), "--out", str(tmp_path / "p")]) == 2
+    assert "'single' is missing" in capsys.readouterr().err
+    assert main(["show", str(tmp_path)]) == 2
+    assert "not whole" in capsys.readouterr().err
+
+
 def test_a_machine_without_a_price_is_not_ranked_and_that_is_said(tmp_path: Path, capsys):
     assert main([*ARGS, "--machines", "l40s", "--strict", "--json", "--out", str(tmp_path / "p")]) == 3
     found = json.loads(capsys.readouterr().out)
@@ -334,7 +429,7 @@ def test_the_page_says_ties_growth_and_what_is_open(found):
     tied = {**found, "ties": [r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"]][:1]}
     page = plan_html.render(tied)
     assert "It is not surely cheaper than" in page
-    assert "With the growth of 50 %" in page
+    assert "With the growth of 50 %, " in page
     assert "Not, or not wholly, answered" in page
     nothing = {**found, "first": None, "rows": [], "ties": [], "headline": "No candidate keeps the SLO at this rate"}
     assert "No candidate keeps the SLO" in plan_html.render(nothing)

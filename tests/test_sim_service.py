@@ -203,7 +203,7 @@ def test_power_lies_between_idle_and_rated_and_the_counter_agrees_with_it(small)
     assert 0.05 * rated < watts.min() < watts.max() <= rated
     assert joules[-1] - joules[0] == pytest.approx((watts[1:] * np.diff(t)).sum(), rel=1e-6)
     point = app.analysed(found, app.Path("x")).summary["points"][0]
-    assert point["energy_j_per_request"] == pytest.approx(joules[-1] / 40, rel=0.05)
+    assert point["energy_j_per_good_request"] == pytest.approx(joules[-1] / 40, rel=0.05)
     assert point["memory_bytes"] < 2 * small.machine.memory_bytes
 
 

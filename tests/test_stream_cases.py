@@ -351,7 +351,7 @@ def test_case_23_missing_is_not_zero(stub: Any, tmp_path: Path) -> None:
     assert np.isnan(run.requests["first_ns"]).all()
     p = s["points"][0]
     assert (p["ttft_ms"]["n"], p["ttft_ms"]["p50"], p["ttft_ms"]["mean"]) == (0, None, None)
-    for key in ("queue", "kv_use", "power_w", "energy_j_per_request", "acceptance"):
+    for key in ("queue", "kv_use", "power_w", "energy_j_per_good_request", "acceptance"):
         assert p[key] is None
     assert json.dumps(s, allow_nan=False)  # and nothing is NaN either
 

@@ -17,7 +17,7 @@ from whywait.report.text import _rows as text_rows
 STABLE = {
     "mode", "target", "ttft_ms", "ttfa_ms", "chunk_gap_ms", "itl_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s",
     "effective_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "goodput_share", "counts", "kv_use", "queue",
-    "memory_bytes", "power_w", "energy_j_per_request", "phases", "occupancy",
+    "memory_bytes", "power_w", "energy_j_per_good_request", "phases", "occupancy",
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_phases_and_occupancy_add_up_and_what_is_not_seen_is_null():
 
 def test_every_null_has_its_reason():
     s = summarize(_sweep())
-    for key in ("kv_use", "queue", "memory_bytes", "power_w", "energy_j_per_request"):
+    for key in ("kv_use", "queue", "memory_bytes", "power_w", "energy_j_per_good_request"):
         assert all(p[key] is None for p in s["points"])
         assert any(d["what"].startswith(f"{key} is unknown") for d in s["doubts"])
 
@@ -86,7 +86,7 @@ def test_readings_fill_them():
         *gauge_rows("iteration_tokens_sum", [(t, 100.0 * t / S) for t in times]),
         *gauge_rows("power_watts", [(t, 100) for t in times], "gpu", gpu="0"),
         *gauge_rows("power_watts", [(t, 50) for t in times], "gpu", gpu="1"),
-        *gauge_rows("energy_joules_total", [(S, 1000.0), (end, 1400.0)], "gpu", gpu="0"),
+        *gauge_rows("energy_joules_total", [(t, 1000.0 + 100 * (t - S) / S) for t in times], "gpu", gpu="0"),
     ]
     point = summarize(Run(run.manifest, run.points, run.requests, run.chunks, run.steps,
                           make_run([], readings=readings).readings))["points"][0]  # fmt: skip
@@ -94,7 +94,10 @@ def test_readings_fill_them():
     assert point["queue"] == pytest.approx(2)
     assert point["memory_bytes"] == 1e9
     assert point["power_w"] == pytest.approx(150)
-    assert point["energy_j_per_request"] == pytest.approx(10)
+    assert point["energy_j_per_good_request"] == pytest.approx(150 / point["goodput_requests_per_s"])
+    per_token = 150 / point["effective_tokens_per_s"]
+    assert point["energy_j_per_million_effective_tokens"] == pytest.approx(per_token * 1e6)
+    assert (point["energy_how"], point["energy_state"]) == ("power", "undecided")  # of device 1 only power was read
     steps = point["engine_steps"]
     assert (steps["steps_per_s"], steps["tokens_per_step"], steps["batch"]) == pytest.approx((20, 5, 3))
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fit_stacks as stacks
 import validate_plan as tool
-from validate_plan import Case, Pair, pairs_of, text
+import validate_plan_tables as tables
+from validate_plan import Pair, pairs_of, text
+from validate_plan_tables import Case
+from validate_sim_fit import operations_only
 from whywait.errors import UsageError
+from whywait.physics.machines import machine
 
 RECORD = Path(__file__).resolve().parents[2] / "shared" / "measured"
+
+record = pytest.mark.skipif(
+    not (RECORD / "e2e_silicon.csv").is_file(), reason="the record is not beside the repository"
+)
 
 
 def case(key: str, machine: str, measured: float, predicted: float, sd: float = 0.1) -> Case:
@@ -47,17 +57,62 @@ def test_inside_the_error_nothing_is_decided(predicted, decided):
     assert Pair("t", ("x", "y"), 2.0, predicted, 0.2).decided is decided
 
 
-def test_of_an_mi250_one_half_is_taken():
-    whole, half = tool.machine("mi250"), tool._device("mi250")
-    assert half.memory_bytes == whole.memory_bytes / 2
-    assert half.read_bytes_per_s == whole.read_bytes_per_s / 2
-    assert tool._device("h100") is tool.machine("h100")
+def test_rows_that_set_a_figure_are_counted_apart():
+    pairs = [Pair("t", ("x", "y"), 2.0, 3.0, 0.1, seen=True), Pair("t", ("x", "z"), 2.0, 0.5, 0.1)]
+    said = text(pairs)
+    assert "| all | 2 | 1 | 50% |" in said
+    assert "| all, without rows that a figure of a machine was fitted on | 1 | 0 | 0% |" in said
+    assert "| t: fitted on | 1 | 1 | 100% |" in said
 
 
-@pytest.mark.skipif(not (RECORD / "e2e_silicon.csv").is_file(), reason="the record is not beside the repository")
-@pytest.mark.parametrize("table", ["mlperf", "e2e"])
-def test_a_part_of_the_record(table):
-    with tool.operations_only():
-        found = pairs_of(table, tool.TABLES[table](RECORD), 12, lambda _: None)
-    assert len(found) >= 8
+def test_every_second_model_of_the_machine_is_fitted_on_and_no_other():
+    def of(machine: str, model: str) -> Case:
+        return Case(("argonne", "vllm", model), machine, 1.0, lambda: 1.0, 0.1)
+
+    cases = [of(tables.STACKED, m) for m in "dacbb"] + [of("h100", "a0")]
+    assert tables.fitted_half(cases) == {"a", "c"}
+
+
+def test_the_stacks_count_once_each(monkeypatch):
+    monkeypatch.setattr(stacks, "pairs", lambda _: {
+        "one": [(0.5, lambda: 1.0, lambda: 1.0)], "many": [(1.0, lambda: 1.0, lambda: 1.0)] * 99})  # fmt: skip
+    found = stacks.off(stacks.pairs(RECORD))
+    assert [round(float(sum(v) / len(v)), 3) for v in found.values()] == [-0.693, 0.0]
+
+
+def test_all_that_a_kernel_takes_is_scaled_and_no_launch():
+    plain = stacks.shipped.fitted()["plain"]
+    found = stacks.scaled(2.0)
+    assert found["product"] == 2 * plain["mi"]["product"]
+    assert found["decode"] == pytest.approx([2 * v for v in plain["default"]["decode"]], rel=0.01)
+    assert found["launch"] == plain["mi"]["launch"]
+
+
+@record
+def test_what_ships_of_the_stacks_is_what_the_record_says():
+    """The share that ships is where the mean of the stacks is level; neither is off by more than its scatter."""
+    with operations_only():
+        found = {k: float(np.median(v)) for k, v in stacks.off(stacks.pairs(RECORD)).items()}
+    assert len(found) == 2
+    assert abs(sum(found.values())) / 2 < 0.05
+    assert all(abs(v) < machine("mi300x").scatter for v in found.values())
+
+
+@record
+@pytest.mark.parametrize(("table", "least"), [("mlperf", 16), ("e2e", 8), ("splitwise", 8), ("mlenergy", 8)])
+def test_a_part_of_the_record(table, least):
+    with operations_only():
+        found = pairs_of(table, tables.TABLES[table](RECORD), 12, lambda _: None)
+    assert len(found) >= least
+    assert sum(p.right for p in found) >= tool.ASKED * len(found)
+
+
+@record
+def test_models_that_set_no_share_are_ranked_as_well():
+    """MI300X against H100 on the models that its share was not fitted on."""
+    cases = [c for c in tables.argonne(RECORD) if c.machine in ("mi300x", "h100") and c.key[4] in (128, 1024)]
+    with operations_only():
+        found = [p for p in pairs_of("argonne", cases, None, lambda _: None) if not p.seen]
+    found = [p for p in found if "mi300x" in p.machines]
+    assert len(found) > 10
     assert sum(p.right for p in found) >= tool.ASKED * len(found)

@@ -1,4 +1,4 @@
-"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``.
+"""Whole journeys, and the public Python API: ``run``, ``sweep``, ``diagnose``, ``show``, ``plan``.
 
 Only this layer knows both halves: the producers that make a Run and the analysis that reads one.
 """
@@ -311,4 +311,14 @@ def _pinned(cpus: tuple[int, ...]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-__all__ = ["Load", "Options", "Result", "WhywaitError", "command", "diagnose", "embedded", "measure", "show"]
+__all__ = [
+    "Load",
+    "Options",
+    "Result",
+    "WhywaitError",
+    "command",
+    "diagnose",
+    "embedded",
+    "measure",
+    "show",
+]

@@ -75,6 +75,7 @@ def bill(p: argparse.ArgumentParser) -> None:
     p.add_argument("--share-by", default="device time", metavar="RULE",
                    help="'device time' (default), 'output tokens' or 'all tokens'")  # fmt: skip
     p.add_argument("--requests", metavar="FILE", help="CSV: the share of every request in the energy, by that rule")
+    p.add_argument("--html", metavar="FILE", help="write the bill there as a page")
     p.add_argument("--json", action="store_true", help="the bill as JSON on stdout")
     p.add_argument("--strict", action="store_true", help="exit 3 when a figure of energy is not sure")
 

@@ -85,8 +85,12 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--counts", type=positives, metavar="A,B,…", help="devices (default: what the rate needs)")
     g.add_argument("--precision", metavar="TYPE", help="of all candidates (default: as published)")
     g.add_argument(
-        "--run", action="append", default=[], metavar="RUN", help="a measured run, as a candidate; repeatable"
-    )
+        "--run", action="append", default=[], metavar="RUN",
+        help="a measured run: calibrates the candidates it speaks of, and is one; repeatable",
+    )  # fmt: skip
+    g.add_argument("--baseline", default="", metavar="LIST",
+                   help="what the runs do not tell of their service: machine=h100,engine=vllm,tp=4")  # fmt: skip
+    g.add_argument("--no-calibrate", action="store_true", help="runs are candidates only; all others keep the prior")
     g.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
     g = p.add_argument_group("what is asked of them")
     g.add_argument("--rate", type=rate, metavar="R", help="requests per second (default: the workload's own)")
@@ -104,7 +108,7 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--terms", metavar="TERMS", help="'on demand', reserved or owned (default: what most machines have)")
     g.add_argument("--budget", metavar="AMOUNT", help="at most: 20/h, in that currency")
     p.add_argument("--draws", type=positive, default=12, metavar="N", help="of what is not known (default 12)")
-    p.add_argument("--jobs", type=int, default=0, metavar="N", help="processes at most (default: one per core)")
+    p.add_argument("--jobs", type=positive, default=0, metavar="N", help="processes at most (default: one per core)")
     p.add_argument("--again", metavar="PLAN", help="make a kept plan again from its inputs alone")
     p.add_argument("--out", metavar="DIR", help="folder of plan.json, plan.csv, plan.html (default: whywait-runs/…)")
     p.add_argument("--json", action="store_true", help="the plan as JSON on stdout")

@@ -27,6 +27,7 @@ from whywait.core import secrets
 from whywait.core.recorder import Recorder, discard_spool, refuse_used
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Table
+from whywait.counting import devices_of
 from whywait.engines import EngineTable
 from whywait.errors import UsageError, WhywaitError, WrongModel
 from whywait.load import preflight
@@ -214,9 +215,10 @@ class Watcher:
             hint = "name the page by --metrics-url, another engine by --engine-file; or whywait run URL"
             raise UsageError(f"{endpoint.netloc} publishes no metrics that whywait knows", hint)
         self._endpoint = {"url": endpoint.url, "loopback": endpoint.loopback, "model": target.model}
-        self._limits = dict(target.limits)
+        serving, doubts = devices_of(target, None)
+        self._limits = {**target.limits, **serving}
         self._target = target
-        self._doubts += [n for n in target.notes if target.simulated]
+        self._doubts += [*(n for n in target.notes if target.simulated), *doubts]
         return target.engine
 
     def _run(self, span: tuple[int, int]) -> Run:

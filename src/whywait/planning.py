@@ -20,15 +20,19 @@ from whywait.errors import UsageError
 from whywait.judge import plan as judged
 from whywait.judge import plan_answers, plan_money, plan_sense
 from whywait.judge.plan import Floats, Row
+from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
 from whywait.physics.prices import Offer, offer_of
 from whywait.planning_facts import Measured, quality_of, quality_state
-from whywait.planning_search import Drawn, Progress, Search, Sized, Want, finalists, idle_w, needed
+from whywait.planning_loads import Want
+from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
+from whywait.planning_told import calibrated
 from whywait.sim import service
 from whywait.sim.draws import basis as drawn_from
 from whywait.sim.jit import COMPILED
 from whywait.simulating import known_error
+from whywait.twin.told import Told
 
 FIGURES = ("cost", "goodput", "latency", "energy", "share", "ttft_ms_p95", "tpot_ms_p95", "power_w")
 
@@ -55,6 +59,8 @@ class Ask:
     seed: int = 1
     draws: int = 12
     jobs: int = 0
+    calibrate: bool = True
+    baseline: str = ""  # what the runs do not tell of their service, as of ``whywait what-if --baseline``
 
     def as_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("space", "workload")}
@@ -78,7 +84,8 @@ class Ask:
             return cls(Space(single=tuple(single), **made), Workload.from_dict(dict(raw["workload"])), offers=offers,
                        runs=tuple(raw["runs"]), quality=pairs, **more)  # fmt: skip
         except (KeyError, TypeError, ValueError) as exc:
-            raise UsageError(f"the inputs of that plan cannot be read: {exc}", "a plan.json of whywait plan") from None
+            what = f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
+            raise UsageError(f"the inputs of that plan cannot be read: {what}", "a plan.json of whywait plan") from None
 
 
 def _offer(o: Offer) -> dict[str, Any]:
@@ -99,6 +106,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         raise UsageError(
             f"no candidate can be: {first['name']}: {first['why']}", "other machines, layouts or techniques"
         )
+    shapes, calibrations = calibrated(ask.runs if ask.calibrate else (), shapes, ask.baseline, progress)
     model = shapes[0].deployment.model
     needs = {s.name: low_precision(s.deployment) for s in shapes}
     tested = quality_of(ask.quality, model, [n for n in needs.values() if n])
@@ -107,17 +115,15 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     search = Search(want, money.offers, progress)
     states = {s.name: quality_state(needs[s.name], tested) for s in shapes}
     sized, dropped = search.screen(shapes)
-    dropped += search.least(sized)
-    chosen = finalists(sized, lambda s: states[s.name][0] in judged.TESTED)
+
+    def tested_so(s: Shape) -> bool:
+        return states[s.name][0] in judged.TESTED
+
+    dropped += search.least(sized, tested_so)
+    chosen = finalists(sized, tested_so)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
-
-    def price(machine: str | None) -> Offer | None:
-        """Of a run's machine, which need not be among the candidates': by the same terms."""
-        return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
-
-    mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    runs = [planning_facts.measured(r, want, price, (*mean, model.name)) for r in ask.runs]
+    runs = _given(ask, search, money, model.name)
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -131,6 +137,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         "counts": _counts(shapes, sized, refused, dropped, (chosen, search)),
         "refused": refused, "screened": [*dropped, *_short(sized)],
         "quality": [t.as_dict() for t in tested], "runs": [story for _, story in runs],
+        "calibrations": calibrations,
         "workload": planning_facts.workload_facts(ask.workload, ask.rate, ask.workload_file),
     }  # fmt: skip
     _judge(found, rows, entries)
@@ -146,10 +153,28 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     return found
 
 
+def _given(
+    ask: Ask, search: Search, money: plan_money.Basis, model: str
+) -> list[tuple[list[Measured], dict[str, Any]]]:
+    """Of every run that was given the candidates that it is, and its story."""
+
+    def price(machine: str | None) -> Offer | None:
+        """Of a run's machine, which need not be among the candidates': by the same terms."""
+        return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
+
+    mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
+    return [planning_facts.measured(r, search.want, price, (*mean, model)) for r in ask.runs]
+
+
 def _want(ask: Ask) -> Want:
     slo = {k: v for k, v in ask.slo.items() if k in SLO_KEYS}
     if not slo and not any(c.slo for c in ask.workload.classes):
         raise UsageError("which SLO? goodput needs one", "--slo ttft=1s,tpot=40ms, or slo in the workload")
+    for key, limit in (*slo.items(), *((k, v) for c in ask.workload.classes for k, v in c.slo.items())):
+        if not limit > 0:
+            raise UsageError(
+                f"--slo: {key.removesuffix('_ms')} of {limit:g} ms can be kept by nothing", "ttft=1s,tpot=40ms"
+            )
     if "ttfa_ms" in slo:
         raise UsageError("--slo: the simulator has no time to first answer token", "ttft, tpot or e2e")
     return Want(ask.workload, ask.rate, slo, ask.share, ask.seed, ask.jobs, ask.draws, ask.budget)
@@ -186,9 +211,17 @@ def _rows(
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
             "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
             "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
-            "known_error": known_error(d.deployment), "prior": drawn_from(d.deployment), "doubts": _doubts(d),
+            "known_error": None if d.shape.told else known_error(d.deployment),
+            "prior": drawn_from(d.shape.told.plain if d.shape.told else d.deployment), "doubts": _doubts(d),
+            **_basis(d.shape.told),
         }  # fmt: skip
     return rows, entries
+
+
+def _basis(told: Told | None) -> dict[str, Any]:
+    """What the figures of a candidate rest on: a run of its own machine, of another one, or the prior."""
+    return {"basis": PRIOR if told is None else CALIBRATED if told.own else OTHER,
+            "calibrated_by": told.run if told else None}  # fmt: skip
 
 
 def _doubts(d: Drawn) -> list[str]:
@@ -289,7 +322,7 @@ def _billed(
     first = next((d for d in best if _name(d) == found["first"]), best[0] if best else None)
     if first is None:
         return None
-    c = search.whole(first.deployment, search.want.rate, keep="sample")
+    c = search.whole(first.deployment, search.want.rate, keep="sample").cell
     run = service.simulate(c.deployment, search.loads.list[c.schedule], c.mode, c.target, c.seed, options=c.options)
     offer = money.offers.get(first.shape.machine)
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]
@@ -301,4 +334,4 @@ def _billed(
             "money": money_of}  # fmt: skip
 
 
-__all__ = ["Ask", "Measured", "plan", "plan_sense", "space_of"]
+__all__ = ["Ask", "Measured", "Progress", "Space", "plan", "plan_sense", "space_of"]

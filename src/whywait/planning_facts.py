@@ -210,12 +210,13 @@ def _candidate(
     state = state_of(shares, want.share)
     if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
         state = "undecided"
-    row = Row(name, f"run {directory}", name, figures, draws, state, "as published")
+    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, "as published")
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
         )
-    entry = {"kind": made, "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
+    entry = {"kind": made, "basis": made, "calibrated_by": None,
+             "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
              "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, entry)

@@ -13,7 +13,8 @@ import numpy as np
 from whywait.core.schedule import Schedule
 from whywait.judge import plan_money, plan_sense
 from whywait.judge.plan import TESTED, Floats, Row
-from whywait.planning_search import Drawn, Search, idle_w, scaled_output, scaled_reuse
+from whywait.planning_loads import scaled_output, scaled_reuse
+from whywait.planning_search import Drawn, Search, idle_w
 from whywait.planning_space import Shape
 from whywait.sim.deployment import Deployment
 

@@ -12,17 +12,17 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whywait.core.schedule import Schedule, Workload
+from whywait.core.schedule import Schedule
 from whywait.errors import UsageError
 from whywait.judge.plan import state_of
-from whywait.load.recipe import Load, schedule_of
 from whywait.physics import power
 from whywait.physics.prices import Offer
+from whywait.planning_loads import FULL, MOST, Loads, Want
 from whywait.planning_space import Shape
 from whywait.sim.bound import Bound, bound
 from whywait.sim.deployment import Deployment
@@ -34,37 +34,14 @@ Found = Mapping[str, float | None]
 Progress = Callable[[str, int, int], None]
 KEEP = 2.0  # a shape that is dearer than so many times the best, at its bound, is not simulated
 FINAL = 12  # shapes simulated in draws
+NEAR = 1.5  # times the cheapest tested: what costs more is not one per engine
 STEPS = 4  # sizes tried until the draws are sure
-DRAWS, SEEDS = 12, 4
-LEAST, FULL, MOST = 240, 400, 4000  # requests of one replica's trial, of a whole service's at least and at most
-SPAN_S = 60.0
+SEEDS = 4
+BATCH = 16  # shapes sized before the best of them leaves others out, at least
+LEAST = 240  # requests of one replica's trial
 DENSE, WIDER = 16, 1.12  # sizes are tried one by one up to so many replicas, then so much farther apart
 BEYOND = 1.5  # times the dearest size tried, where a draw keeps the SLO at none
 REACH = 6.0  # times the replicas that the bound asks for that are tried at most
-
-
-@dataclass(frozen=True)
-class Want:
-    """What is asked of every candidate. ``share`` of the requests must keep ``slo`` (ms; per class in the workload
-    where empty) at ``rate`` a second."""
-
-    workload: Workload
-    rate: float
-    slo: Mapping[str, float]
-    share: float = 0.95
-    seed: int = 1
-    jobs: int = 0
-    draws: int = DRAWS
-    budget: float | None = None  # money an hour
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits by key, ms: of all; else those that every class has, the widest of them."""
-        if self.slo:
-            return dict(self.slo)
-        keys = {k for c in self.workload.classes for k in c.slo}
-        found = {k: max(c.slo.get(k, math.inf) for c in self.workload.classes) for k in sorted(keys)}
-        return {k: v for k, v in found.items() if math.isfinite(v)}
 
 
 @dataclass
@@ -99,39 +76,34 @@ class Drawn:
         return self.shape.times(self.replicas)
 
 
-class Loads:
-    """Schedules by rate, seed and variant, made once each."""
+class Trial(NamedTuple):
+    """A load point to be simulated; ``factor``: what latencies are really over simulated ones, by bound, as a run that
+    was calibrated on has it."""
 
-    def __init__(self, want: Want) -> None:
-        self.want, self.list = want, list[Schedule]()
-        self._at: dict[tuple[object, ...], int] = {}
+    cell: Cell
+    factor: Mapping[str, float]
 
-    def at(
-        self, rate: float, k: int = 0, least: int = FULL, change: Callable[[Schedule], Schedule] | None = None
-    ) -> int:
-        """The number of the schedule of the ``k``-th seed at ``rate``."""
-        key = (round(rate, 9), k, least, change)
-        if key not in self._at:
-            w = dataclasses.replace(self.want.workload, seed=self.want.workload.seed + k)
-            n = max(least, min(MOST, math.ceil(rate * self.span)))
-            made, _ = schedule_of(Load("rate", rate, n), w, 0, 0)
-            self.list.append(change(made) if change else made)
-            self._at[key] = len(self.list) - 1
-        return self._at[key]
+    @property
+    def deployment(self) -> Deployment:
+        return self.cell.deployment
 
-    def long(self, rate: float) -> int:
-        """Requests of a trial twice as long as usual: a load little above capacity takes its time to show."""
-        return max(FULL, min(2 * MOST, math.ceil(rate * 2 * self.span)))
+    @property
+    def plain(self) -> Cell:
+        """With limits that a simulated latency is to keep for the real one to keep its own."""
+        o = self.cell.options
+        if not self.factor:
+            return self.cell
+        own = dataclasses.replace(o, slo=self._held(o.slo),
+                                  slo_of_classes={k: self._held(v) for k, v in o.slo_of_classes.items()})  # fmt: skip
+        return dataclasses.replace(self.cell, options=own)
 
-    @cached_property
-    def sample(self) -> Schedule:
-        return schedule_of(Load("rate", self.want.rate, FULL), self.want.workload, 0, 0)[0]
+    def _held(self, slo: Mapping[str, float]) -> dict[str, float]:
+        return {k: v / self.factor.get(k, 1.0) for k, v in slo.items()}
 
-    @cached_property
-    def span(self) -> float:
-        """Seconds of load: long enough that the service is in its steady state for most of it."""
-        token = self.want.limits.get("tpot_ms", 50.0) / 1e3
-        return max(SPAN_S, 4 * token * float(self.sample.output_tokens.mean()))
+    def really(self, f: dict[str, float | None]) -> dict[str, float | None]:
+        """Figures as they would be measured."""
+        by = {k: self.factor.get(k[: k.find("_ms") + 3], 1.0) for k in f if "_ms" in k} if self.factor else {}
+        return {k: v * by[k] if v is not None and k in by else v for k, v in f.items()}
 
 
 class Search:
@@ -142,6 +114,8 @@ class Search:
         self.options = Options("none", want.workload.timeout_s, warm=want.workload.cache == "warm", slo=dict(want.slo),
                                slo_of_classes=classes)  # fmt: skip
         self.simulated = 0
+        self.middle: dict[tuple[str, str], Mapping[str, float]] = {}  # factors in the median by machine and engine …
+        self.where: dict[tuple[str, str], tuple[float, ...]] = {}  # … and the load they are of
 
     def screen(self, shapes: Sequence[Shape]) -> tuple[list[Sized], list[dict[str, str]]]:
         """Every shape with its bound and its sizes; and those that the bound alone rules out."""
@@ -149,7 +123,9 @@ class Search:
         for i, s in enumerate(shapes):
             self._say("bounds", i + 1, len(shapes))
             try:
-                b = bound(s.deployment, self.loads.sample, self.want.limits.get("tpot_ms"))
+                b = bound(
+                    s.deployment, self.loads.sample, self.want.limits.get("tpot_ms"), s.told.sd if s.told else None
+                )
             except UsageError as exc:
                 dropped.append({"name": s.name, "by": "capacity", "why": exc.message})
                 continue
@@ -179,25 +155,28 @@ class Search:
                 return (), f"over the budget: the rate needs {low * s.devices} devices at least, by its bound"
         return tuple(sizes), ""
 
-    def least(self, sized: Sequence[Sized]) -> list[dict[str, str]]:
+    def least(self, sized: Sequence[Sized], tested: Callable[[Shape], bool] = lambda _: True) -> list[dict[str, str]]:
         """Finds the least size of each, by halving, the cheapest bounds first; what even at its bound costs more than
-        ``KEEP`` times the best found is left out and named."""
+        ``KEEP`` times the best found is left out and named. What may be ranked first is held against the best of those
+        that may (``tested``): narrower numbers are cheaper, and would leave nothing to compare."""
         dropped: list[dict[str, str]] = []
         order = sorted(sized, key=lambda x: (x.price is None, x.hourly(x.ladder[0]) or 0.0))
-        batch = max(16, len(order) // 4)
-        best = math.inf
+        batch = max(BATCH, len(order) // 4)
+        best = {True: math.inf, False: math.inf}
         for start in range(0, len(order), batch):
             part = []
             for x in order[start : start + batch]:
                 floor = x.hourly(x.ladder[0])
-                if floor is not None and floor > KEEP * best:
+                if floor is not None and floor > KEEP * best[tested(x.shape)]:
                     x.why = f"at its bound it costs more than {KEEP:g} times the best"
                     dropped.append({"name": x.shape.name, "by": "cost at its bound", "why": x.why})
                 else:
                     part.append(x)
             self._halve(part)
-            found = [h for x in part if x.least is not None and (h := x.hourly(x.least)) is not None]
-            best = min([best, *found])
+            for x in part:
+                if x.least is not None and (hour := x.hourly(x.least)) is not None:
+                    best[False] = min(best[False], hour)
+                    best[True] = min(best[True], hour) if tested(x.shape) else best[True]
         return dropped
 
     def _halve(self, part: Sequence[Sized]) -> None:
@@ -229,6 +208,7 @@ class Search:
     def draw(self, finalists: Sequence[Sized]) -> list[Drawn]:
         """Each finalist at its least size and the one below, and at larger ones until the draws are sure (``STEPS`` at
         most)."""
+        self._settle(finalists)
         at = {id(x): x.ladder.index(x.least) for x in finalists if x.least is not None}
         todo = [x for x in finalists if id(x) in at]
         below = [(x.shape, x.ladder[at[id(x)] - 1]) for x in todo if at[id(x)] > 0]
@@ -244,13 +224,36 @@ class Search:
                 break
         return out
 
+    def _settle(self, finalists: Sequence[Sized]) -> None:
+        """What runs that were calibrated on have latencies off by, at the load that one of their candidates gets: of a
+        machine and an engine its first among the finalists."""
+        s = self.loads.sample
+        for x in finalists:
+            told, key, f = x.shape.told, _kind(x.shape.deployment), x.seen.get(x.least or 0, {})
+            if told is None or key in self.middle:
+                continue
+            many = ((f.get("running") or 0.0) + (f.get("waiting") or 0.0)) * told.before.replicas
+            at = (many, float(s.prompt_tokens.mean()), float(s.output_tokens.mean()))
+            self.where[key] = tuple(math.log(max(v, 0.1)) for v in at)
+            self.middle[key] = told.factor(self.where[key])
+
+    def _draws(self, shape: Shape, n: int) -> list[tuple[Deployment, Mapping[str, float]]]:
+        """``n`` replicas in each draw of what is not known, and the factors of it: of the posterior where a run speaks
+        of them, else of the prior."""
+        seed, d, many = seed_of(shape.group, self.want.seed), shape.times(n), self.want.draws
+        if shape.told is None:
+            return [(dataclasses.replace(d, efficiency=e), {}) for e in prior_draws(d, many, seed)]
+        factors = shape.told.factors(self.where[_kind(d)], many, seed)
+        drawn = [dataclasses.replace(one, replicas=n) for one in shape.told.draws(many, seed)]
+        return list(zip(drawn, factors, strict=True))
+
     def _drawn(self, of: Sequence[tuple[Shape, int]]) -> list[Drawn]:
-        cells: list[Cell] = []
+        cells: list[Trial] = []
         for shape, n in of:
             cells.append(self.whole(shape.times(n), self.want.rate, keep="sample"))
-            for k, e in enumerate(prior_draws(shape.times(n), self.want.draws, seed_of(shape.group, self.want.seed))):
-                one = dataclasses.replace(shape.times(n), efficiency=e)
-                cells.append(self.whole(one, self.want.rate, k=1 + k % SEEDS, keep="sample"))
+            for k, (one, factor) in enumerate(self._draws(shape, n)):
+                trial = self.whole(one, self.want.rate, k=1 + k % SEEDS, keep="sample")
+                cells.append(trial._replace(factor=factor))
         found = self.run(cells, "whole services in draws")
         each = 1 + self.want.draws
         out = []
@@ -261,7 +264,7 @@ class Search:
         return out
 
     def whole(self, d: Deployment, rate: float, *, k: int = 0, keep: str = "none", longer: bool = False,
-              change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
+              change: Callable[[Schedule], Schedule] | None = None) -> Trial:  # fmt: skip
         """All of ``d`` under ``rate``; of a service so large that ``MOST`` requests are over before it is in its steady
         state, as many of its replicas as they keep busy, at their share of the rate."""
         needed = rate * self.loads.span * (2 if longer else 1)
@@ -271,18 +274,20 @@ class Search:
         return self.cell(dataclasses.replace(d, replicas=part), mine, least, k=k, keep=keep, change=change)
 
     def cell(self, d: Deployment, rate: float, least: int, *, k: int = 0, keep: str = "none",
-             change: Callable[[Schedule], Schedule] | None = None) -> Cell:  # fmt: skip
+             change: Callable[[Schedule], Schedule] | None = None) -> Trial:  # fmt: skip
         o = dataclasses.replace(self.options, keep=keep)
-        return Cell(d, self.loads.at(rate, k, least, change), "rate", rate, self.want.seed + k, o)
+        made = Cell(d, self.loads.at(rate, k, least, change), "rate", rate, self.want.seed + k, o)
+        return Trial(made, self.middle.get(_kind(d), {}))
 
-    def run(self, cells: Sequence[Cell], what: str) -> list[dict[str, float | None]]:
-        """Cells in any order, each a figure; one that cannot be (it does not fit) is empty."""
-        able = [i for i, c in enumerate(cells) if self._fits(c)]
+    def run(self, trials: Sequence[Trial], what: str) -> list[dict[str, float | None]]:
+        """The figures of each, in order; of one that cannot be (it does not fit) none."""
+        able = [i for i, t in enumerate(trials) if self._fits(t.cell)]
         self.simulated += len(able)
         tell = None if self.progress is None else lambda done, of: self._say(what, done, of)
-        found: list[dict[str, float | None]] = [{} for _ in cells]
-        for i, f in zip(able, grid([cells[i] for i in able], self.loads.list, self.want.jobs, tell), strict=True):
-            found[i] = f
+        found: list[dict[str, float | None]] = [{} for _ in trials]
+        cells = [trials[i].plain for i in able]
+        for i, f in zip(able, grid(cells, self.loads.list, self.want.jobs, tell), strict=True):
+            found[i] = trials[i].really(f)
         return found
 
     def _fits(self, c: Cell) -> bool:
@@ -300,25 +305,38 @@ class Search:
 
 
 def finalists(sized: Sequence[Sized], tested: Callable[[Shape], bool], most: int = FINAL) -> list[Sized]:
-    """Those to be simulated in draws: of every machine the cheapest two, and the cheapest whose answers are tested; the
-    quickest; then the cheapest of all."""
+    """Those to be simulated in draws: of every machine the cheapest, and the cheapest whose answers are tested; of
+    every machine under an engine the cheapest tested, where it is near the best (how sure it is, it has of its own);
+    the quickest; then the cheapest of all. ``most``, or twice as many where there are so many machines and engines."""
     able = sorted((x for x in sized if x.least is not None), key=_price)
+    may = [x for x in able if tested(x.shape)]
     chosen: list[Sized] = []
 
     def take(found: Sequence[Sized]) -> None:
         chosen.extend(x for x in found if not any(x is c for c in chosen))
 
     for machine in dict.fromkeys(x.shape.machine for x in able):
-        mine = [x for x in able if x.shape.machine == machine]
-        take([x for x in mine if tested(x.shape)][:1])
-        take(mine[:1])
+        take([x for x in may if x.shape.machine == machine][:1])
+        take([x for x in able if x.shape.machine == machine][:1])
+    for group in dict.fromkeys(x.shape.group for x in may if _hour(x) <= NEAR * _hour(may[0])):
+        take([x for x in may if x.shape.group == group][:1])
     quick = sorted(able, key=lambda x: x.seen[x.least or 0].get("tpot_ms_p95") or math.inf)
     take([x for x in quick if tested(x.shape)][:1])
+    must = min(len(chosen), 2 * most)
     for machine in dict.fromkeys(x.shape.machine for x in able):
-        take([x for x in able if x.shape.machine == machine and tested(x.shape)][1:2])
-    take([x for x in able if tested(x.shape)][: most // 2])
+        take([x for x in may if x.shape.machine == machine][1:2])
+    take(may[: most // 2])
     take(able)
-    return chosen[:most]
+    return chosen[: max(most, must)]
+
+
+def _hour(x: Sized) -> float:
+    hour = x.hourly(x.least or 0)
+    return math.inf if hour is None else hour
+
+
+def _kind(d: Deployment) -> tuple[str, str]:
+    return d.machine.name, d.engine.policy
 
 
 def _of_all(f: Found, many: float) -> Found:
@@ -353,28 +371,6 @@ def seed_of(group: str, seed: int) -> int:
 
 def idle_w(d: Deployment) -> float | None:
     return power.idle_w(d.machine) if d.machine.tdp_w is not None else None
-
-
-def scaled_output(by: float) -> Callable[[Schedule], Schedule]:
-    """Answers ``by`` times as long, thinking alike."""
-
-    def change(s: Schedule) -> Schedule:
-        longer = np.maximum(1, np.rint(s.output_tokens * by)).astype(np.int64)
-        thought = np.rint(s.thinking_tokens * by).astype(np.int64)
-        return dataclasses.replace(s, output_tokens=longer, thinking_tokens=thought)
-
-    return change
-
-
-def scaled_reuse(by: float) -> Callable[[Schedule], Schedule]:
-    """Shared beginnings ``by`` times as long; of prompts given by named pieces they can only be cut shorter."""
-
-    def change(s: Schedule) -> Schedule:
-        head = np.minimum(np.rint(s.prefix_tokens * by), s.prompt_tokens - 1).astype(np.int64)
-        blocks = tuple(b[: max(0, math.floor(len(b) * min(by, 1.0)))] for b in s.blocks)
-        return dataclasses.replace(s, prefix_tokens=np.maximum(head, 0), blocks=blocks)
-
-    return change
 
 
 def needed(mine: Sequence[tuple[float, Sequence[float]]], share: float) -> NDArray[np.float64]:

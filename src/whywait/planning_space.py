@@ -20,10 +20,15 @@ from whywait.sim import techniques
 from whywait.sim.capacity import capacity, check_layout
 from whywait.sim.catalog import machine_named
 from whywait.sim.deployment import Deployment
+from whywait.sim.engines import engine_of
+from whywait.twin.told import Told
 
 #: Tried where nobody says which: as published, narrower KV, narrower weights, both.
 USUAL = ("", "fp8-kv", "fp8-weights", "fp8-weights,fp8-kv", "fp4-weights,fp8-kv")
 SPLITS = ("1:1", "1:2", "2:1")
+#: Engines that run on one maker's devices only, and the links that tell other makers' (AMD, Gaudi, TPU).
+ONLY = {"trtllm": "NVIDIA"}
+OTHERS = ("xGMI", "RoCE", "ICI")
 _LISTS = ("machines", "engines", "layouts", "apply", "counts")
 _KEYS = (*_LISTS, "model", "candidate", "precision")
 _ONE = ("machine", "engine", "layout", "apply", "count")
@@ -49,7 +54,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Shape:
-    """``deployment`` has one replica; ``counts`` are the numbers of replicas to try (empty: any)."""
+    """``deployment`` has one replica; ``counts`` are the numbers of replicas to try (empty: any). ``told``: what a run
+    told of it, whose median the deployment then has."""
 
     name: str
     machine: str
@@ -58,6 +64,7 @@ class Shape:
     apply: str
     deployment: Deployment
     counts: tuple[int, ...] = ()
+    told: Told | None = None
 
     @property
     def devices(self) -> int:
@@ -118,7 +125,7 @@ def shapes_of(space: Space) -> tuple[list[Shape], list[dict[str, str]]]:
     found: dict[str, Shape] = {}
     refused: dict[str, dict[str, str]] = {}
     for machine, engine, layout, apply, count in asked:
-        machine_named(machine)
+        machine_named(machine), engine_of(engine)
         techniques.parse(apply), techniques.parse(layout)
         name = _named(machine, engine, layout, apply)
         try:
@@ -181,6 +188,8 @@ def _shape(space: Space, name: str, of: tuple[str, str, str, str]) -> Shape:
             raise UsageError(f"a candidate's {technique.name} is not said by --apply or --layouts",
                              "counts, machines and engines have lists of their own")  # fmt: skip
     d = simulating.deployment_of(machine, space.model, engine, precision=space.precision, layout=layout)
+    if d.engine.policy in ONLY and d.machine.link in OTHERS:
+        raise UsageError(f"{engine} runs on {ONLY[d.engine.policy]} devices only")
     d = techniques.apply(apply, d)
     check_layout(d, d.layout)
     capacity(d)

@@ -21,6 +21,7 @@ from whywait.core.recorder import Recorder, discard_spool, full_disk, refuse_use
 from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Schedule, Workload
 from whywait.core.table import Table
+from whywait.counting import devices_of
 from whywait.errors import InternalError, WhywaitError
 from whywait.lab.state import Engine
 from whywait.load import calibrate, preflight, recount, tokens
@@ -112,6 +113,8 @@ class Session:
             self.doubt("token counts are unknown", "the service sends no usage", next_)
         self._floor = self._measure_floor()
         self._rates = self._engine_rates()
+        self._devices, doubts = devices_of(self.target, self.engine)
+        self._doubts += doubts
         self.directory = new_directory(o.out)
         self.clock = Clock()
         self.recorder = Recorder(self.directory, self._manifest())
@@ -308,6 +311,7 @@ class Session:
     def _manifest(self) -> Manifest:
         o, t = self.options, self.target
         engine: dict[str, Any] = {"name": t.engine.name if t.engine else None, "model": t.model, **t.limits}
+        engine.update(self._devices)
         if self.engine is not None:
             e = self.engine
             engine.update(kind=e.kind, threads=e.threads, cpus=list(e.cpus), kv_tokens=e.kv_tokens)

@@ -15,6 +15,7 @@ import numpy as np
 from whywait import app
 from whywait.core.schedule import Schedule, Workload
 from whywait.errors import UsageError
+from whywait.judge.hourly import hours
 from whywait.load.recipe import Load, schedule_of
 from whywait.options import new_directory
 from whywait.physics import machines
@@ -341,15 +342,14 @@ def _point(p: Point, drawn: Sequence[dict[str, float | None]], plan: Plan, told:
 
 
 def cost_figures(d: Deployment, figures: dict[str, Any]) -> dict[str, Any]:
-    """US dollars per million output tokens, at the price range of a device-hour; none where it is not known."""
-    rate, price = figures["output_tokens_per_s"], d.machine.price_usd_h
-    if price is None or not rate["value"]:
+    """US dollars per million output tokens by one offer, with the range of its terms; none where it is not known."""
+    rate, hour = figures["output_tokens_per_s"], hours([d.machine])[d.machine.name]
+    if hour is None or not rate["value"]:
         return {}
-    hours = d.devices / 3600 * 1e6
-    mid = (price[0] + price[1]) / 2
-    low = price[0] * hours / rate["high"] if rate["high"] else None
-    high = price[1] * hours / rate["low"] if rate["low"] else None
-    return {"usd_per_million_tokens": {"value": mid * hours / rate["value"], "low": low, "high": high}}
+    each = d.devices / 3600 * 1e6
+    low = hour.price * each / rate["high"] if rate["high"] else None
+    high = hour.high * each / rate["low"] if rate["low"] else None
+    return {"usd_per_million_tokens": {"value": hour.price * each / rate["value"], "low": low, "high": high}}
 
 
 def known_error(d: Deployment) -> str:
@@ -372,11 +372,7 @@ def notes(plan: Plan, draws: Sequence[int], points: Sequence[dict[str, Any]]) ->
     """What the figures rest on: how they were made, their known error, and where every number comes from."""
     d = plan.deployment
     many = f"{min(draws)}–{max(draws)}" if min(draws) != max(draws) else str(draws[0])
-    price = (
-        f"; price {d.machine.price_usd_h[0]:g}–{d.machine.price_usd_h[1]:g} US$ per device-hour"
-        if d.machine.price_usd_h
-        else ""
-    )
+    hour = hours([d.machine])[d.machine.name]
     kv, engines = points[-1]["kv_tokens"], points[-1]["engines"]
     out = [
         load_in_words(plan, [p["requests"] for p in points]),
@@ -388,7 +384,8 @@ def notes(plan: Plan, draws: Sequence[int], points: Sequence[dict[str, Any]]) ->
         known_error(d),
         f"coefficients: {basis(d)}",
         f"model: {d.model.name}, {d.model.source}",
-        f"machine: {d.machine.name}, {d.machine.source}{price}",
+        f"machine: {d.machine.name}, {d.machine.source}",
+        *([f"price: {hour.said}"] if hour else []),
     ]
     if d.applied:
         by = [(t, a) for text in d.applied for t, a in techniques.parse(text)]

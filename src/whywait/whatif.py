@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.observed import Observed, observed
+from whywait.analyze.observed import Observed
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge.calibrate import Calibration, Knobs, family
-from whywait.judge.calibrate_check import BOUND, Check, Miss, check, helps
+from whywait.judge.calibrate_check import Check, Miss, helps
 from whywait.judge.calibrate_claims import Claim, Pairs, claims, doubted, headline
-from whywait.judge.calibrate_fit import calibrate
 from whywait.physics.arch import arch_of
 from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
-from whywait.twin.asked import Asked, asked, drawn, longer
-from whywait.twin.baseline import Baseline, Fact, as_rows, baseline_of
-from whywait.twin.budget import fitted_budget
+from whywait.twin.asked import Asked, drawn, longer
+from whywait.twin.baseline import Baseline, Fact, as_rows
+from whywait.twin.fitting import begin, fit
 from whywait.twin.limits import possible
-from whywait.twin.model import Twin, measured_figures, points_of, prior_of, unsure
-from whywait.twin.price import priced, prices
+from whywait.twin.model import Twin, measured_figures
+from whywait.twin.price import hourly, priced, prices
+from whywait.twin.told import carried
 from whywait.twin.waits import Promise, Waiting, promises, waiting
 
 SEEDS = 24  # draws of what is not known, where nobody says how many; always by the size of the load, not by the clock
@@ -140,12 +140,8 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     """
     if not ask.changes and not ask.model and not ask.load:
         raise UsageError("nothing is changed", "--apply fp8-kv, --machine h200, --layout tp=4 or --load concurrency=64")
-    seen = observed(run)
-    if not seen:
-        raise UsageError(f"{name} holds no load point at which a request ended well", "whywait show says what happened")
-    base = baseline_of(run, ask.baseline)
-    slo = dict(run.manifest.slo) if ask.slo is None else dict(ask.slo)
-    twin = Twin(base.deployment, tuple(asked(run, o) for o in seen), slo)
+    begun = begin(run, name, ask.baseline, ask.slo)
+    seen, base, twin = begun.seen, begun.base, begun.twin
     after = changed(base.deployment, ask)
     loads = _loads(run, ask, twin)
     for a in loads:
@@ -153,27 +149,17 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
             after, a.schedule, a.mode, a.target, 0, options=twin.options(a, "none")
         )  # what cannot be is refused at once
     began = time.monotonic()
-    twin.predict({}, 0)
-    compiling, began = time.monotonic() - began, time.monotonic()  # the first one compiles, where the extra is there
-    prior = prior_of(base.deployment, base.cpu)
-    found = calibrate(points_of(seen), twin.predict, prior, ask.knobs)
-    checked = check(found, twin.predict, bound=ask.bound)
-    facts = base.facts
-    # Whatever error is allowed: a poor fit may have settled on multipliers that make up for a wrong limit.
-    if found.calibrated and not dataclasses.replace(checked, bound=BOUND).passes:
-        other = fitted_budget(twin, found, facts)
-        if other is not None:
-            twin, found, fact = other
-            checked = check(found, twin.predict, bound=ask.bound)
-            facts = (*(f for f in facts if f.what != fact.what), fact)
-            after = changed(twin.deployment, ask)
-    refused = refusal(found, checked)
+    fitted = fit(begun, ask.knobs, ask.bound)
+    began += fitted.compiling
+    twin, found, checked, slo = fitted.twin, fitted.calibration, fitted.check, dict(fitted.twin.slo)
+    after = changed(twin.deployment, ask)
+    refused = fitted.refused
     compared = _Compared(twin, dataclasses.replace(twin, deployment=after), found, base.cpu)
     draws = ask.seeds or _draws(loads)
     said: list[Claim] = []
     spoilt = bool(refused)
     for a, o in zip(loads, _measured(loads, seen), strict=True):
-        figures = measured_figures(run, o, slo, twin.deployment) if o is not None else {}
+        figures = measured_figures(run, o, slo, compared.before) if o is not None else {}
         pairs = compared.pairs(a, o, draws, run)
         told = claims(found, pairs, figures, refused, changed=after != twin.deployment)
         told = priced(told, twin.deployment, after)
@@ -182,11 +168,11 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         said += sure
     waits = [waiting(compared.before, compared.after, compared.median, a) for a in loads]
     notes = [*_notes(base, loads, compared), *_terms(twin.deployment, after)]
-    if compiling > SLOW_S:
-        notes.append(f"{compiling:.0f} s more to compile the simulator, which the next what-if will not need")
+    if fitted.compiling > SLOW_S:
+        notes.append(f"{fitted.compiling:.0f} s more to compile the simulator, which the next what-if will not need")
     return WhatIf(
         name, ask, headline(ask.words, said, refused, ask.changed), refused,
-        helps(found, checked) if spoilt else "", facts,
+        helps(found, checked) if spoilt else "", fitted.facts,
         describe(twin.deployment), describe(after), found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
         run.manifest.made_by,
@@ -207,20 +193,6 @@ def changed(d: Deployment, ask: Ask) -> Deployment:
     return techniques.apply(ask.changes, d)
 
 
-def refusal(found: Calibration, checked: Check) -> str:
-    """Why nothing may be claimed; empty where it may."""
-    if not found.calibrated:
-        return "one load point is no calibration: what a step costs and what is spent around it cannot be told apart"
-    if checked.passes:
-        return ""
-    if not checked.held_out:
-        return "no load point could be left out"
-    worst = max(checked.beyond, key=lambda m: abs(math.log(max(1 + m.error, 1e-9))))
-    bound = checked.bound[worst.metric.partition(".")[0]]
-    miss = f"{worst.metric} at {worst.point} by {100 * worst.error:+.1f} %"
-    return f"the simulator misses {miss} when that load is left out (bound {100 * bound:.0f} %)"
-
-
 def describe(d: Deployment) -> str:
     """In a line: model, precision, devices, layout, engine."""
     p, at = d.precision, d.layout
@@ -239,11 +211,10 @@ class _Compared:
     """Before and after by the same draws; after also with what is less sure there."""
 
     def __init__(self, before: Twin, after: Twin, found: Calibration, cpu: bool) -> None:
-        self.before, self.after, self.found = before, after, found
-        prior = prior_of(before.deployment, cpu)
-        self.wider = unsure(before.deployment, after.deployment, prior)
-        there = prior_of(after.deployment, cpu and after.deployment.machine.name == before.deployment.machine.name)
-        self.fresh = {k: v for k, v in there.log_sd.items() if k not in prior.log_sd}
+        here, there = hourly(before.deployment, after.deployment)
+        self.before, self.after = dataclasses.replace(before, usd_h=here), dataclasses.replace(after, usd_h=there)
+        self.found = found
+        self.carried = carried(before.deployment, after.deployment, cpu)
         spec = after.deployment.speculation
         self.guessed = spec is not None and spec != before.deployment.speculation
         self.median = found.multipliers()
@@ -252,8 +223,7 @@ class _Compared:
         """``n`` draws at a load; what is drawn does not depend on which load it is."""
         rng = np.random.default_rng([n, 5])
         theta = self.found.draws(n, rng)
-        more = {k: rng.standard_normal(n) * sd for k, sd in self.wider.items()}
-        new = {k: rng.standard_normal(n) * sd for k, sd in self.fresh.items()}
+        z = {k: rng.standard_normal(n) for k in (*self.carried.wider, *self.carried.fresh)}
         chance = np.exp(rng.standard_normal(n) * CHANCE_SD)
         joules = [t.joules(self.median, a) for t in (self.before, self.after)]
         before, after = [], []
@@ -261,8 +231,7 @@ class _Compared:
             here = self.found.multipliers(theta[i])
             load = a if o is not None else drawn_again(run, self.before, a, i)
             before.append(_with_energy(self.before.outcome(here, load, i), joules[0]))
-            there = {k: v * math.exp(more[k][i]) if k in more else v for k, v in here.items()}
-            there |= {k: math.exp(v[i]) for k, v in new.items()}
+            there = self.carried.there(here, {k: float(v[i]) for k, v in z.items()})
             twin = self.after.with_chance(float(chance[i])) if self.guessed else self.after
             after.append(_with_energy(twin.outcome(there, load, i), joules[1]))
         return Pairs(a.name, o.at if o is not None else a.at, theta, before, after, _sampling(o))
@@ -314,8 +283,8 @@ def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[
     if after.machine.name != before.machine.name:
         out.append(f"{after.machine.name} was not measured: what the run told of {before.machine.name} holds there "
                    "only in part, and the intervals are wider for it")  # fmt: skip
-    elif compared.wider:
-        out.append(f"the change makes these less sure than the run told: {', '.join(sorted(compared.wider))}")
+    elif compared.carried.wider:
+        out.append(f"the change makes these less sure than the run told: {', '.join(sorted(compared.carried.wider))}")
     if compared.guessed:
         out.append("how many drafts this traffic would accept was not measured: published figures, drawn widely")
     if base.cpu:

@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze.bill_counted import counted, per
 from whywait.analyze.bill_shares import Groups, shared, shares_of
 from whywait.analyze.bill_work import ANSWER, EFFECTIVE, GOOD, RAW, Work, blocks_of, work_of
 from whywait.analyze.energy import DEVICES, HOST, MODEL, Energy, between, energy_of
 from whywait.analyze.energy_checks import checks_of, worst
 from whywait.analyze.energy_model import PowerModel, the_machine
-from whywait.analyze.latency import content
+from whywait.analyze.latency import Content, content
+from whywait.analyze.passive import is_passive
 from whywait.analyze.phases import RequestAccount, account
 from whywait.analyze.sharing import DEVICE_TIME
 from whywait.analyze.stats import cluster_bootstrap
 from whywait.analyze.window import Window, window_of
-from whywait.core.run import Run
+from whywait.core.run import DEFINITIONS, Run
 from whywait.core.table import Array
 from whywait.physics.prices import Offer
 
@@ -35,6 +37,7 @@ PER: dict[str, tuple[str, float]] = {
     "per_million_answer_tokens": (ANSWER, 1e6),
     "per_million_output_tokens": (RAW, 1e6),
 }
+UNKNOWN = "no energy is known"
 LEAST_BLOCKS = 8  # fewer pieces of a window say little about how it varies
 
 
@@ -54,24 +57,41 @@ def bill(run: Run, ask: Ask | None = None) -> dict[str, Any]:
     """The bill of every load point: plain JSON values, None where unknown with the reason beside.
 
     Keys: ``made_by, machine, slo, rule, points``; each point has ``point, label, mode, target, window`` (``seconds,
-    whole``), ``work`` (requests and tokens in the window, by what became of them), ``energy`` (``joules, low, high,
-    how, devices, read, device_joules, host_joules, idle, parts, state, checks``, and ``per_…`` figures in joules),
-    ``money`` (one entry per offer with ``name, terms, currency, date, source, device_hours, items, total`` and
-    ``per_…``) and ``shares`` (see ``bill_shares``). A figure is ``value`` with its 95 % interval ``low, high`` (None
-    where the window is too short to resample) and ``why`` where it is null.
+    whole``), ``work`` (requests and tokens in the window, by what became of them), ``counted`` (of a service that was
+    only watched: see ``bill_counted``, with ``by_counters`` in ``energy`` and ``money``; else None), ``energy``
+    (``joules, low, high, how, devices, read, device_joules, host_joules, idle, parts, state, checks``, and ``per_…``
+    figures in joules), ``money`` (one entry per offer with ``name, terms, currency, date, source, device_hours, items,
+    total`` and ``per_…``) and ``shares`` (see ``bill_shares``). A figure is ``value`` with its 95 % interval ``low,
+    high`` (None where the window is too short to resample) and ``why`` where it is null.
     """
     ask = Ask() if ask is None else ask
     acc = account(run)
     machine = the_machine(run)
     return {
         "whywait_version": run.manifest.whywait_version,
-        "definitions": run.manifest.definitions,
+        "definitions": DEFINITIONS,
         "made_by": run.manifest.made_by,
         "partial": run.manifest.partial,
         "machine": machine.name if machine else None,
         "slo": dict(run.manifest.slo if ask.slo is None else ask.slo),
         "rule": ask.rule,
         "points": [_point(run, int(n), acc, ask) for n in run.points["point"].tolist()],
+    }
+
+
+def energy_figures(run: Run, number: int, c: Content, w: Window) -> dict[str, Any]:
+    """The bill's energy of a load point for its summary, by the Run's own SLO and without a model of power:
+    ``energy_j_per_good_request``, ``energy_j_per_million_effective_tokens``, ``power_w`` (of all devices, and of the
+    host where it was read), ``energy_how`` and ``energy_state``; None where unknown."""
+    one = run.point(number)
+    work, e = work_of(one, c, w, run.manifest.slo), energy_of(run, (w.start_ns, w.end_ns))
+    known, per = e.joules is not None, _per(e.joules, work, None, None)
+    return {
+        "power_w": e.joules / e.seconds if e.joules is not None and e.seconds else None,
+        "energy_j_per_good_request": per["per_good_request"]["value"],
+        "energy_j_per_million_effective_tokens": per["per_million_effective_tokens"]["value"],
+        "energy_how": (MODEL if run.manifest.made_by == "simulated" else e.how) if known else None,
+        "energy_state": worst(checks_of(run, number, e, w)) if known else None,
     }
 
 
@@ -108,6 +128,10 @@ def _point(run: Run, number: int, acc: RequestAccount, ask: Ask) -> dict[str, An
     target = float(one.points["target"][0])
     money = [_money(o, e, work, pieces) for o in ask.offers]
     mine = acc.point == number
+    done = counted(run, (w.start_ns, w.end_ns)) if is_passive(one) else None
+    own = {} if done is None else {"by_counters": per((e.joules, e.low, e.high), done, UNKNOWN)}
+    for m in money if done is not None else []:
+        m["by_counters"] = per((m["total"],) * 3, done or {}, m["why"] or "the total is not known")
     return {
         "point": number,
         "label": one.points["label"][0],
@@ -115,11 +139,13 @@ def _point(run: Run, number: int, acc: RequestAccount, ask: Ask) -> dict[str, An
         "target": None if np.isnan(target) else target,
         "window": {"start_ns": w.start_ns, "end_ns": w.end_ns, "seconds": w.seconds, "whole": w.whole},
         "work": work.as_dict(),
+        "counted": done,
         "energy": {
             **_energy(e, run.manifest.made_by == "simulated"),
             "state": worst(checks),
             "checks": [dict(c.__dict__) for c in checks],
             **_per(e.joules, work, pieces, _bounds(e, pieces.joules if pieces else None)),
+            **own,
         },
         "money": money,
         "shares": shared(one, Groups(c, w, work, acc, mine), e.joules, money, ask.rule),
@@ -155,6 +181,7 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "how": MODEL if simulated and e.how else e.how or None,
         "devices": e.devices,
         "devices_how": None if e.devices is None else e.devices_how,
+        "devices_by": e.devices_by or None,
         "read": e.read,
         "device_joules": devices,
         "host_joules": e.of(HOST),
@@ -217,7 +244,7 @@ def _per(
     work: Work,
     pieces: _Pieces | None,
     each: tuple[Array, Array] | None,
-    unknown: str = "no energy is known",
+    unknown: str = UNKNOWN,
 ) -> dict[str, Any]:
     """``total`` by each thing in :data:`PER`; ``each`` is the least and the most of every piece of the window."""
     out: dict[str, Any] = {}

@@ -87,8 +87,8 @@ METRICS: dict[str, Metric] = {
     "handover_restore_ms": Metric("hand-over: read in", "ms", LOWER),
     "handover_blocked_ms": Metric("hand-over: engine blocked", "ms", LOWER),
     "restore_stall_ms": Metric("hand-over: stall beside it", "ms", LOWER, DIFFERENCE),
-    "energy_j_per_request": Metric("energy per request", "J", LOWER),
-    "energy_j_per_token": Metric("energy per output token", "J", LOWER),
+    "energy_j_per_good_request": Metric("energy per good request", "J", LOWER),
+    "energy_j_per_million_effective_tokens": Metric("energy per million effective tokens", "J", LOWER),
 }
 PHASE, CAUSE, DEVICE, UNTOLD = "phases.", "causes.", "occupancy.", "untold."
 CLASS = "classes."
@@ -140,7 +140,6 @@ def figures(run: Run, point: Mapping[str, Any]) -> dict[str, float | None]:
     """
     own = {
         "ttft_ms.spread": _spread(point["ttft_ms"]),
-        "energy_j_per_token": _energy_per_token(run, point),
         **{k: run.manifest.engine.get(k) for k in ("model_bytes", "kv_tokens")},
         "step_ms": _step_ms(point),
         **_load_figures(run, point),
@@ -309,13 +308,3 @@ def _step_ms(point: Mapping[str, Any]) -> float | None:
     """One decode step as a stream sees it: with speculation it gives several tokens, so TPOT is only a part of it."""
     tokens, tpot = point.get("tokens_per_step"), point["tpot_ms"]["mean"]
     return None if tokens is None or tpot is None else tokens * tpot
-
-
-def _energy_per_token(run: Run, point: Mapping[str, Any]) -> float | None:
-    """Joules per output token of a successful request; what failed ones cost is charged to those."""
-    each = point["energy_j_per_request"]
-    req = run.point(int(point["point"])).requests
-    tokens = req["output_tokens"][req["outcome"] == 0]
-    if each is None or not len(tokens) or np.isnan(tokens).any() or not tokens.sum() > 0:
-        return None
-    return float(each * len(tokens) / tokens.sum())

@@ -23,6 +23,7 @@ from whywait.units import NS_PER_S
 COVERED = 0.9  # of the window: a meter that was read for less says nothing of the rest
 ALL = "all"  # the label of a series that stands for every device of the service (simulated runs)
 DEVICES, HOST = "devices", "host"
+CPU = "cpu"  # ``engine.device_kind`` of an engine on the machine's processors
 COUNTER, POWER, MODEL = "counter", "power", "modelled"
 DISTINCT_J, LAG_J = 1e5, 2e3  # counters above the first that stand closer than the second are of one device
 _RAPL = ("package_energy_joules_total", "dram_energy_joules_total")
@@ -68,7 +69,8 @@ class Energy:
     the host's; None where the devices' is not known. ``devices`` is how many serve (None: not known), ``read`` how many
     were read, ``idle`` what they draw with nothing to do, ``unused`` the devices of the machine that were left out,
     ``busy`` and ``others_busy`` how busy those read, and the busiest of the others, say they were. ``devices_how``:
-    told (by the Run or the caller), or inferred (as many as were busy)."""
+    told (by the Run or the caller), or inferred (as many as were busy); ``devices_by`` who told, in words; ``by_ids``:
+    which they are was told, too."""
 
     start_ns: int
     end_ns: int
@@ -86,6 +88,8 @@ class Energy:
     meters: tuple[Meter, ...] = field(default=(), repr=False)
     model: PowerModel | None = None
     devices_how: str = "told"
+    devices_by: str = ""
+    by_ids: bool = False
 
     @property
     def seconds(self) -> float:
@@ -108,7 +112,7 @@ def energy_of(run: Run, window: tuple[int, int], devices: int | None = None, mod
         devices: how many devices serve, where the Run does not tell (or tells wrong); default by its manifest.
         model: watts to assume where no meter was read; everything from it is labelled modelled.
     """
-    devices = devices if devices is not None else told_devices(run)
+    devices, by = (devices, "--devices") if devices is not None else told_devices(run)
     told = devices is not None
     devices = devices if told else _busy_devices(run, window)
     meters, unused, others = _chosen(run, window, devices)
@@ -135,22 +139,31 @@ def energy_of(run: Run, window: tuple[int, int], devices: int | None = None, mod
     seen = [used[m.name] for m in meters if m.name in used]
     busy, how_many = float(np.mean(seen)) if seen else None, "told" if told or devices is None else "inferred"
     return Energy(*window, *total, how, (*parts, *host), devices, read, idle, busy, unused, others, tuple(meters),
-                  model, how_many)  # fmt: skip
+                  model, how_many, by, bool(meters) and {m.gpu for m in meters} == _ids(run))  # fmt: skip
 
 
-def told_devices(run: Run) -> int | None:
-    """How many devices the Run itself says the engine uses; of an engine on CPUs one: the machine."""
-    told = run.manifest.engine.get("devices")
+def told_devices(run: Run) -> tuple[int | None, str]:
+    """How many devices the Run itself says the engine uses, and who told it; of an engine on CPUs one: the machine."""
+    engine = run.manifest.engine
+    told = engine.get("devices")
     if isinstance(told, (int, float)) and told >= 1:
-        return int(told)
+        return int(told), str(engine.get("devices_how") or "the run says so")
     gpus = run.manifest.machine.get("gpus")
-    if gpus:
-        return 1 if len(gpus) == 1 else None
-    return 1 if _on_cpu(run) else None
+    if gpus and engine.get("device_kind") != CPU:
+        return (1, "its machine has one GPU") if len(gpus) == 1 else (None, "")
+    return (1, "this machine has no GPU") if _on_cpu(run) else (None, "")
+
+
+def _ids(run: Run) -> set[str]:
+    """The numbers of the GPUs that the engine's processes have in use; empty where that was not seen."""
+    return {str(i) for i in run.manifest.engine.get("device_ids") or ()}
 
 
 def _on_cpu(run: Run) -> bool:
-    """Whether the engine ran on this machine's processors: it is local, and the machine was looked at for others."""
+    """Whether the engine ran on this machine's processors: its processes were seen to; else (of a Run that does not
+    say) it is local, and the machine was looked at for other devices."""
+    if "device_kind" in run.manifest.engine:
+        return bool(run.manifest.engine["device_kind"] == CPU)
     return run.manifest.machine.get("engine_is_local") is True and run.manifest.machine.get("gpus") == []
 
 
@@ -192,9 +205,16 @@ def _chosen(
     meters = [Meter(f"{source} {gpu}".strip(), DEVICES, gpu, f.get("energy_joules_total"), f.get("power_watts"))
               for (source, gpu), f in sorted(found.items())]  # fmt: skip
     meters = [m for i, m in enumerate(meters) if not any(_same(m, other, window) for other in meters[:i])]
+    if run.manifest.engine.get("device_kind") == CPU:
+        return [], (), None  # whatever GPUs there are, it is on none of them
     if devices is None or len(meters) <= devices or any(m.gpu == ALL for m in meters):
         return meters, (), None
     used = _busy(run, window)
+    ids = _ids(run)
+    mine = [m for m in meters if m.gpu in ids]
+    if len(mine) == devices == len(ids):  # seen to be in use by the engine's processes
+        rest = [m for m in meters if m not in mine]
+        return mine, tuple(m.name for m in rest), max((used[m.name] for m in rest if m.name in used), default=None)
     if not all(m.name in used for m in meters):
         return meters, (), None  # which of them serve cannot be told
     order = sorted(meters, key=lambda m: used[m.name], reverse=True)

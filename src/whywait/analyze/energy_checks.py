@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from whywait.analyze.device_evidence import ELSEWHERE
 from whywait.analyze.energy import COUNTER, DEVICES, HOST, MODEL, POWER, Energy, Part
 from whywait.analyze.energy_model import the_machine
+from whywait.analyze.passive import is_passive
 from whywait.analyze.trust import FOREIGN, foreign
 from whywait.analyze.window import Window
 from whywait.core.run import Run
@@ -54,7 +55,8 @@ def checks_of(run: Run, number_of_point: int, e: Energy, w: Window) -> list[Chec
         each: tuple[Callable[[Energy, list[Part]], Check], ...] = (_edges, _sampling, _resets)
         found += [*(c(e, parts) for c in each), _agreement(e, parts, run.manifest.made_by != "simulated")]
     found += _host(run, e)
-    return [*found, _traffic(run, number_of_point)]
+    watched = is_passive(run.point(number_of_point))  # all of its work is others', and is what is billed
+    return found if watched else [*found, _traffic(run, number_of_point)]
 
 
 def _meter(e: Energy) -> Check:
@@ -64,7 +66,8 @@ def _meter(e: Energy) -> Check:
         why = "; ".join(lost) or "no energy counter and no power reading of the service's devices"
         return Check(what, UNDECIDED, f"{why}. NVML, a DCGM exporter (--gpu-metrics-url), RAPL; or --power-model")
     if e.how == MODEL:
-        return Check(what, UNDECIDED, "no: the energy is modelled by the stated watts and the busy time")
+        by = " and the busy time" if any(p.scope == DEVICES for p in e.parts) else ", all the time"
+        return Check(what, UNDECIDED, f"no: the energy is modelled by the stated watts{by}")
     if e.how == POWER:
         return Check(what, UNDECIDED, "no counter could be used: power was integrated, a trailing mean of samples")
     return Check(what, HOLDS, f"an energy counter of each device ({e.read})")
@@ -82,17 +85,20 @@ def _device_set(e: Energy) -> Check:
         rest = f", not {', '.join(e.unused)}" if e.unused else ""
         why = f"as many as were busy are taken ({e.devices}{rest}); --devices says how many serve"
         return Check(what, UNDECIDED, why)
+    if not any(p.scope == DEVICES for p in e.parts):
+        return Check(what, HOLDS, f"the engine computes on the host's processors ({e.devices_by or 'as the run says'})")
+    serve = f"{e.devices} serve ({e.devices_by})" if e.devices_by else f"{e.devices} serve"
     if e.read < e.devices:
-        return Check(what, FAILS, f"{e.devices} serve, {e.read} were read: the energy is too small")
+        return Check(what, FAILS, f"{serve}, {e.read} were read: the energy is too small")
     if e.read > e.devices:
-        why = f"{e.devices} serve, {e.read} were read, and which serve cannot be told: the energy is too large"
+        why = f"{serve}, {e.read} were read, and which serve cannot be told: the energy is too large"
         return Check(what, FAILS, why)
-    if e.unused:
-        why = f"the {e.devices} busiest, without {', '.join(e.unused)}"
+    if e.unused and not e.by_ids:
+        why = f"{serve}: the {e.devices} busiest, without {', '.join(e.unused)}"
         sure = e.others_busy is not None and e.busy is not None and e.others_busy < e.busy - BUSY_MARGIN
         told = f"{why} (at most {percent(e.others_busy)} busy against {percent(e.busy)})"
         return Check(what, HOLDS if sure else UNDECIDED, told)
-    return Check(what, HOLDS, f"{e.read} serve, {e.read} were read")
+    return Check(what, HOLDS, f"{serve}, {e.read} were read")
 
 
 def _simulated(run: Run, e: Energy) -> Check:
@@ -103,7 +109,7 @@ def _simulated(run: Run, e: Energy) -> Check:
     machine = the_machine(run)
     known = {x["machine"]: x for x in fitted()["power_errors"]}
     found = known.get(machine.fit if machine else "", known["default"])
-    of = "" if found["machine"] == "default" else f" of {found['machine']}"
+    of = "" if found["machine"] == "default" or machine is None else f" of {machine.name}"
     why = (f"none: the power is the simulator's; on measured services{of} it was off by {percent(found['median'])} in "
            f"the median, {percent(found['p90'])} in the worst tenth, the error of the step's time apart")  # fmt: skip
     return Check(what, UNDECIDED, why)
@@ -171,7 +177,8 @@ def _host(run: Run, e: Energy) -> list[Check]:
     what = "the host"
     mine = [p for p in e.parts if p.scope == HOST]
     if not mine:
-        why = "its energy is not in the figures: RAPL was not readable, and no --power-model host_w=… was stated"
+        none = "nobody simulates its power" if run.manifest.made_by == "simulated" else "RAPL was not readable"
+        why = f"its energy is not in the figures: {none}, and no --power-model host_w=… was stated"
         return [Check(what, UNDECIDED, why)]
     if e.of(HOST) is None:
         return [Check(what, UNDECIDED, "; ".join(p.why for p in mine if p.why))]

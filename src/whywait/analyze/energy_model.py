@@ -98,7 +98,9 @@ def idle_power(run: Run, power: Sequence[Series], devices: int | None, model: Po
 
 
 def the_machine(run: Run) -> Accelerator | None:
-    """The catalogue's entry of the Run's devices, where all are of one kind."""
+    """The catalogue's entry of the Run's devices, where all are of one kind; None of an engine on CPUs."""
+    if run.manifest.engine.get("device_kind") == "cpu":
+        return None
     found = {find(n) for n in device_names(run)}
     return next(iter(found)) if len(found) == 1 else None
 

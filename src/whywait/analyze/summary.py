@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze import passive
+from whywait.analyze.bill import energy_figures
 from whywait.analyze.classes import by_class as figures_by_class
-from whywait.analyze.counters import delta, gauge
+from whywait.analyze.counters import gauge
 from whywait.analyze.goodput import goodput
 from whywait.analyze.latency import Content, content, latency_summary, per_request
 from whywait.analyze.occupancy import device_account
@@ -25,12 +26,11 @@ from whywait.analyze.thinking import thinking
 from whywait.analyze.trust import doubts
 from whywait.analyze.window import Window, in_flight, request_rate, starts_inside, token_bins, token_rate, window_of
 from whywait.core.columns import OUTCOMES
-from whywait.core.run import Run
+from whywait.core.run import DEFINITIONS, Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, NS_PER_S, load_name
+from whywait.units import NS_PER_MS, load_name
 
 GAIN = 0.1  # less growth of throughput than this for a doubling of the load is no growth
-COVERED = 0.9  # of a point: a counter that was read for less of it says nothing of the rest
 _BLOCKS = 10  # pieces of the window from whose spread the interval of the token rate is made
 
 _WHY_NULL = {
@@ -38,7 +38,7 @@ _WHY_NULL = {
     "queue": ("no reading of waiting requests", "give the engine's metrics page"),
     "memory_bytes": ("no reading of the engine's memory", "run on the engine's host, or give a GPU exporter"),
     "power_w": ("no power meter could be read", "run where NVML or RAPL are readable"),
-    "energy_j_per_request": ("no energy counter could be read", "run where NVML or RAPL are readable"),
+    "energy_j_per_good_request": ("no energy was read, or nothing is known to be good", "whywait bill RUN says which"),
     "output_tokens_per_s": ("the service does not say how many tokens it sent", "ask for usage (include_usage)"),
     "answer_tokens_per_s": ("reasoning tokens are not told apart in the usage", "ask for usage with its details"),
     "cached_share": ("the service does not say which prompt tokens were cached", "ask for usage with its details"),
@@ -58,7 +58,8 @@ def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
     requests, ``classes`` (see ``classes.py``), ``offered`` and ``errors`` (see ``offered.py``), ``counts`` by outcome,
     ``in_flight``, ``thinking``, ``cached_share``, ``acceptance``, ``tokens_per_step`` and ``draft_tokens_per_request``
     (see ``speculation.py``), ``engine_steps``, ``kv_use``, ``queue``, ``memory_bytes``, ``power_w``,
-    ``energy_j_per_request``, ``phases``, ``by_latency`` and ``by_class`` (see ``parts.py``), ``occupancy``, ``mbu``,
+    ``energy_j_per_good_request``, ``energy_j_per_million_effective_tokens``, ``energy_how`` and ``energy_state`` (see
+    ``bill.energy_figures``), ``phases``, ``by_latency`` and ``by_class`` (see ``parts.py``), ``occupancy``, ``mbu``,
     ``mfu`` and ``decode_step`` (see ``roofline.py``). Latencies are those of ``ok`` requests that began in the window;
     counts and shares are of all. ``acc`` is ``account(run)`` when
     the caller has it.
@@ -73,7 +74,7 @@ def summarize(run: Run, acc: RequestAccount | None = None) -> dict[str, Any]:
     return {
         "whywait_version": m.whywait_version,
         "schema_version": m.schema_version,
-        "definitions": m.definitions,
+        "definitions": DEFINITIONS,
         "made_by": m.made_by,
         "described": m.engine.get("described"),
         "partial": m.partial,
@@ -154,7 +155,8 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         "tokens_per_step": said.tokens_per_step,
         "draft_tokens_per_request": said.per_request,
         "engine_steps": passive.steps(run, (w.start_ns, w.end_ns)),
-        **_resources(run, one, w),
+        **_resources(run, w),
+        **energy_figures(run, number, c, w),
         "phases": phases,
         "by_latency": by_latency(one, c, acc, inside),
         "by_class": by_class(one, acc, inside),
@@ -280,38 +282,19 @@ def _engine_ttft(run: Run, one: Run, which: Array, w: Window) -> dict[str, Any]:
     return passive.latency(run, "ttft_seconds", (w.start_ns, w.end_ns))
 
 
-def _resources(run: Run, one: Run, w: Window) -> dict[str, Any]:
-    """Readings of the window; energy over the whole point, since failures and drain cost energy too."""
+def _resources(run: Run, w: Window) -> dict[str, Any]:
+    """Readings of the window."""
     span, rd = (w.start_ns, w.end_ns), run.readings
     kv, queue = gauge(rd, "kv_use", span, combine="mean"), gauge(rd, "waiting", span)
     memory = gauge(rd, "memory_used_bytes", span, "gpu") or gauge(rd, "pss_bytes", span, "process/engine")
     memory = memory or gauge(rd, "rss_bytes", span, "process/engine")
-    power, whole = gauge(rd, "power_watts", span, "gpu"), (int(one.points["start_ns"][0]), int(one.points["end_ns"][0]))
-    joules, seconds = _energy(run, whole)
-    ok = int((one.requests["outcome"] == 0).sum())
-    covered = seconds * NS_PER_S >= COVERED * (whole[1] - whole[0])
-    watts = power.mean if power else joules / seconds if joules is not None and seconds else None
     return {
         "kv_use": kv.mean if kv else None,
         "kv_use_max": kv.high if kv else None,
         "queue": queue.mean if queue else None,
         "queue_max": queue.high if queue else None,
         "memory_bytes": memory.high if memory else None,
-        "power_w": watts,
-        "energy_j_per_request": joules / ok if joules is not None and ok and covered else None,
     }
-
-
-def _energy(run: Run, span: tuple[int, int]) -> tuple[float | None, float]:
-    """Joules over ``span`` and the seconds they cover: of the GPUs, else of the CPU packages and their memory."""
-    found = delta(run.readings, "energy_joules_total", span, "gpu")
-    parts = [found] if found else []
-    if not parts:
-        names = ("package_energy_joules_total", "dram_energy_joules_total")
-        parts = [d for name in names if (d := delta(run.readings, name, span, "host"))]
-    if not parts:
-        return None, 0.0
-    return sum(p.value for p in parts), (parts[0].end_ns - parts[0].start_ns) / NS_PER_S
 
 
 def _phases(

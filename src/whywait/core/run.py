@@ -17,6 +17,9 @@ from whywait.core.secrets import clean
 from whywait.core.table import Table
 from whywait.errors import UsageError
 
+#: The version of docs/metrics.md by which figures are made of a Run. 2: energy per good request, as in a bill.
+DEFINITIONS = "2"
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -25,7 +28,7 @@ class Manifest:
     made_by: str = "measured"
     schema_version: int = SCHEMA_VERSION
     whywait_version: str = __version__
-    definitions: str = "1"
+    definitions: str = DEFINITIONS
     zero_unix_ns: int = 0
     command: list[str] = field(default_factory=list)
     seed: int = 0

@@ -64,6 +64,15 @@ TABLE = EngineTable(
         "kv_tokens": r"max_total_num_tokens=(\d+)",
         "slots": r"max_running_requests=(\d+)",
         "context": r"context_len=(\d+)",
+        "tensor_parallel": r"\btp_size=(\d+)",
+        "pipeline_parallel": r"\bpp_size=(\d+)",
+        "data_parallel": r"\bdp_size=(\d+)",
     },
+    spread={
+        "tensor_parallel": ("--tensor-parallel-size", "--tp-size", "--tp"),
+        "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size"),
+        "data_parallel": ("--data-parallel-size", "--dp-size", "--dp"),
+    },
+    spread_alike=("--enable-dp-attention",),
     ignore_eos=True,
 )

@@ -92,6 +92,9 @@ LOG_FACTS: Mapping[str, str] = {
     "slots": "sequences worked on at once",
     "slot_tokens": "tokens one slot holds",
     "kv_unified": "``true`` where all slots share the space of one",
+    "tensor_parallel": "devices one layer is spread over",
+    "pipeline_parallel": "stages the layers are cut into",
+    "data_parallel": "copies of the model behind one address",
 }
 
 
@@ -115,7 +118,9 @@ class EngineTable:
     ``log_patterns`` are regular expressions with one group, by ``LOG_FACTS``. ``driven`` tells a table that was tried
     on the real engine from one written by its documentation. The ``*_body`` are JSON merged into a request:
     always (``extra_body``), to get a token count with every chunk, to keep one request from reading the prefix cache
-    (``{unique}`` stands for a fresh text).
+    (``{unique}`` stands for a fresh text). ``spread`` are the flags whose numbers multiplied are the devices it uses,
+    with all their spellings, by names of ``LOG_FACTS``; each is 1 where it is not given. With a flag of
+    ``spread_alike`` its copies share the devices of one.
     """
 
     name: str
@@ -135,6 +140,8 @@ class EngineTable:
     flags: Mapping[str, str] = field(default_factory=dict)
     request_fields: Mapping[str, str] = field(default_factory=dict)
     log_patterns: Mapping[str, str] = field(default_factory=dict)
+    spread: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spread_alike: tuple[str, ...] = ()
     metrics_path: str = "/metrics"
     slots_path: str | None = None
     ignore_eos: bool = False

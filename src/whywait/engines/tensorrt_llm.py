@@ -56,6 +56,7 @@ TABLE = EngineTable(
         "profiler": "TLLM_PROFILE_START_STOP=100-150 nsys profile -c cudaProfilerApi -t cuda,nvtx trtllm-serve …",
     },
     log_patterns={"kv_tokens": r"max tokens in paged KV cache \((\d+)\)"},
+    spread={"tensor_parallel": ("--tp_size",), "pipeline_parallel": ("--pp_size",)},
     metrics_path="/prometheus/metrics",
     ignore_eos=True,
 )

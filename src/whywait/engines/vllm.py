@@ -87,6 +87,14 @@ TABLE = EngineTable(
         "kv_tokens": r"KV cache size: (\d[\d,]*) tokens",
         "context": r"Maximum concurrency for (\d[\d,]*) tokens per request",
         "concurrency": r"Maximum concurrency for \d[\d,]* tokens per request: ([\d.,]+)x",
+        "tensor_parallel": r"\btensor_parallel_size=(\d+)",
+        "pipeline_parallel": r"\bpipeline_parallel_size=(\d+)",
+    },
+    spread={
+        "tensor_parallel": ("--tensor-parallel-size", "-tp"),
+        "pipeline_parallel": ("--pipeline-parallel-size", "-pp"),
+        "data_parallel": ("--data-parallel-size", "-dp"),  # each of its cores logs 1 of itself
+        "prefill_context_parallel": ("--prefill-context-parallel-size", "-pcp"),
     },
     ignore_eos=True,
     per_token_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},

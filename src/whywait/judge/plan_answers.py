@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whywait.judge.plan_told import CALIBRATED, OTHER, said
 from whywait.units import ms, number, percent
 
 ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
 #: From so many requests of a log a tail is told at all: two-sided 95 % bounds of p99 need 368.
 ENOUGH = 368
+KEEPS = {"holds": "surely", "undecided": "perhaps", "fails": "no"}
 BURSTY = 1.3  # coefficient of variation of gaps from which a load is burstier than Poisson
 
 Plan = Mapping[str, Any]
@@ -26,18 +28,27 @@ def headline(p: Plan) -> str:
     rows = {r["name"]: r for r in p["rows"]}
     if p["first"] is None:
         if not rows:
-            return "No candidate keeps the SLO at this rate"
+            return "No candidate keeps the SLO at this rate" + _why_none(p)
         return "No candidate may be ranked first: none surely keeps the SLO with tested answers and a known price"
     first = rows[p["first"]]
     money = p["basis"]["currency"]
     cost = number(first["figures"]["cost"]["value"])
     said = f"{first['name']}: {number(first['hourly'])} {money} an hour, {cost} {money} per 1,000 good requests"
+    if (offer := p["basis"]["offers"].get(first["machine"])) is not None:
+        said += f" ({offer['terms']}, {offer['date']})"
     others = [t for t in p["ties"] if rows[t]["shape"] != first["shape"]]
     if others:
         return f"{said}; a tie, inside the error, with {', '.join(others[:2])}" + (
             f" and {len(others) - 2} more" if len(others) > 2 else ""
         )
     return said
+
+
+def _why_none(p: Plan) -> str:
+    """The budget, or what stands in the way of the first that was left out."""
+    if any("over the budget" in d["why"] for d in p["screened"]):
+        return f" within {number(p['want']['budget'])} {p['basis']['currency']} an hour"
+    return f": {p['screened'][0]['name']}: {p['screened'][0]['why']}" if p["screened"] else ""
 
 
 def limits(want: Plan) -> str:
@@ -120,7 +131,8 @@ def _growth(w: Plan, want: Plan) -> str:
     if w["kind"] in ("recipe", "stages") or third < 2 or not sum(over[:third]):
         return said
     change = sum(over[-third:]) / sum(over[:third]) - 1
-    return f"{said}; within the log the last third has {change:+.0%} requests of the first".replace("%", " %")
+    more = "more" if change >= 0 else "fewer"
+    return f"{said}; within the log the last third has {percent(abs(change))} {more} requests than the first"
 
 
 def _where(p: Plan) -> dict[str, Any]:
@@ -134,8 +146,8 @@ def _where(p: Plan) -> dict[str, Any]:
     for run in p["runs"]:
         held = [v for v in run["verdicts"] if v["state"] == "holds"]
         sure = sure or (bool(held) and run["made_by"] == "measured" and not run["other"])
-        evidence.append(f"{run['run']} ({run['made_by']}): {run['headline'] or 'no verdict'}"
-                        + (f"; {run['other']}" if run["other"] else ""))  # fmt: skip
+        said = "" if run is p["runs"][0] else f": {run['headline'] or 'no verdict'}"
+        evidence.append(f"of {run['run']} ({run['made_by']}){said}" + (f"; {run['other']}" if run["other"] else ""))
         evidence += [f"{v['claim']}: {'; '.join(v['evidence'][:2])}" for v in held[:2]]
         evidence += [text for q in run["points"][-1:] if (text := _account(q))]
     state = ANSWERED if sure else PARTLY
@@ -164,10 +176,11 @@ def _goodput(p: Plan) -> dict[str, Any]:
     held = [r for r in rows if r["meets"] == "holds"]
     evidence = [f"asked: {number(want['rate'])} requests/s, {percent(want['share'])} of them within {slo}"]
     evidence += [_room(r, want) for r in rows if r["name"] == p["first"]]
+    evidence += [said(c) for c in p["calibrations"]]
     for r in rows[:5]:
         g = r["figures"]["goodput"]
         evidence.append(
-            f"{r['name']} ({r['kind']}): {number(g['value'])}/s good ({_band(g)}), it keeps the SLO: {r['meets']}"
+            f"{r['name']} ({r['basis']}): {number(g['value'])}/s good ({_band(g)}), keeps the SLO: {KEEPS[r['meets']]}"
         )
     errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
     evidence += list(errors)
@@ -177,8 +190,12 @@ def _goodput(p: Plan) -> dict[str, Any]:
         if held
         else "No candidate surely does"
     )
-    answer = kept + ("." if measured else "; none of them was measured under this load.")
-    command = next((e["command"] for e in p["experiments"] if e["command"]), "")
+    by_runs = sum(r["basis"] in (CALIBRATED, OTHER) for r in rows)
+    by_run = f"; {by_runs} are calibrated on your run" if by_runs else ""
+    answer = kept + by_run + ("." if measured else "; none of them was measured under this load.")
+    told = [e for e in p["experiments"] if e["command"]]
+    own = next((e for e in told if any(r["name"] == p["first"] and r["group"] == e["of"] for r in rows)), None)
+    command = (own or (told[0] if told else {"command": ""}))["command"]
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
 
@@ -188,9 +205,16 @@ def _room(r: Plan, want: Plan) -> str:
         return ""
     room = f"{r['name']} has room for {'at least ' if r['headroom_open'] else ''}{percent(r['headroom'])} more load"
     grown = (
-        "" if r["growth"] is None else f"; at the growth of {percent(want['growth'])} {percent(r['growth'])} are good"
+        ""
+        if r["growth"] is None
+        else f"; with the growth of {percent(want['growth'])}, {percent(r['growth'])} of the requests are good"
+        + (
+            ""
+            if r["growth"] >= want["share"]
+            else f" (too few: plan for it with --rate {want['rate'] * (1 + want['growth']):g})"
+        )
     )
-    return f"{room}{grown}; without one node {percent(r['loss']['share'])} are good"
+    return f"{room}{grown}; without one node, {percent(r['loss']['share'])}"
 
 
 def _quality(p: Plan) -> dict[str, Any]:
@@ -201,7 +225,9 @@ def _quality(p: Plan) -> dict[str, Any]:
     by: dict[str, list[str]] = {}
     for r in narrow:
         by.setdefault(r["quality"], []).append(r["name"])
-    evidence = [f"{state}: {', '.join(names)}" for state, names in by.items()]
+    kinds = {state: list(dict.fromkeys(r["shape"] for r in narrow if r["quality"] == state)) for state in by}
+    evidence = [f"{state}: {', '.join(k[:4])}" + (f" and {len(k) - 4} more kinds" if len(k) > 4 else "")
+                for state, k in kinds.items()]  # fmt: skip
     evidence += list(dict.fromkeys(f"{'+'.join(r['narrow'])}: {r['quality_note']}" for r in narrow))
     open_ = by.get("untested", []) + by.get("undecided", [])
     first = next((r for r in narrow if r["name"] in (p["untested"] or open_)), None)
@@ -218,11 +244,12 @@ def _cost(p: Plan) -> dict[str, Any]:
     rows, basis = p["rows"], p["basis"]
     money = basis["currency"]
     priced = [r for r in rows if r["figures"]["cost"]["value"] is not None]
-    evidence = [_offer(m, o) for m, o in basis["offers"].items()]
-    for r in priced[:4]:
+    evidence = []
+    for r in priced[:3]:
         cost, energy = r["figures"]["cost"], r["figures"]["energy"]
         evidence.append(f"{r['name']}: {number(cost['value'])} {money} per 1,000 good ({_band(cost)}), "
                         f"{number(energy['value'])} J each ({_band(energy)})")  # fmt: skip
+    evidence += [_offer(m, o) for m, o in basis["offers"].items()]
     bill = p["bill"]
     if bill and bill["money"] and (gap := _gap(bill["money"][0])):
         evidence.append(f"bill of {bill['of']}: a million effective tokens {gap}")

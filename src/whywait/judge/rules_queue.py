@@ -157,6 +157,13 @@ def _limit(e: Evidence, p: Seen) -> list[Verdict]:
     by_slots = p.causes.get("queue", {}).get("slot limit", 0.0)
     full = bool(limit and running and running.high >= limit and running.mean >= 0.75 * limit)
     facts = _facts(e, p)
+    peak = (p.summary.get("in_flight") or {}).get("peak")
+    if told and peak is not None and peak <= told and p.mode == "concurrency":
+        why = f"never more than {peak:.0f} requests were in flight, and the engine has {told} places"
+        facts = [why, waited(p).replace("queue for a place", "in its queue all the same"), *facts[1:]]
+        claim = f"At {p.name} no request waits for a place: there is one for each"
+        return [Verdict("slot limit", claim, "fails", p.share["queue"], where=p.name, how=p.how["queue"],
+                        evidence=tuple(facts), point=p.number)]  # fmt: skip
     if not limit or not (by_slots > 0.5 or full or (not running and waiting is None and by_slots > 0)):
         claim = f"At {p.name} requests queue inside the engine; which limit holds them is not visible"
         step = f"start the engine by --launch, or look up its limit ({e.flag('slots') or 'sequences at once'})"

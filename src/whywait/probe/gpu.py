@@ -16,6 +16,7 @@ from whywait.probe.prometheus import label_json
 
 LIBRARY = "libnvidia-ml.so.1"
 SLOW_S = 1.0  # the PCIe figure takes NVML 20 ms for each direction
+MOST_PROCESSES = 256
 _SUCCESS = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _TEMPERATURE_GPU = 0
@@ -46,6 +47,15 @@ class _Memory(ctypes.Structure):
 
 class _Utilization(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Process(ctypes.Structure):
+    """``nvmlProcessInfo_t`` of versions 2 and 3."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]  # fmt: skip
 
 
 class _FieldValue(ctypes.Structure):
@@ -115,6 +125,18 @@ class Nvml:
             text = ctypes.create_string_buffer(96)
             if self._call("nvmlDeviceGetName", device, text, ctypes.c_uint(len(text))):
                 out.append(text.value.decode(errors="replace"))
+        return out
+
+    def processes(self) -> dict[int, set[int]]:
+        """By the number of the device the processes that compute on it, as the driver numbers them (in a container
+        those may be the host's numbers, or none); a device that does not say is left out."""
+        out = {}
+        for i, device in self._devices.items():
+            for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+                found, count = (_Process * MOST_PROCESSES)(), ctypes.c_uint(MOST_PROCESSES)
+                if self._call(name, device, ctypes.byref(count), found):
+                    out[i] = {int(p.pid) for p in found[: count.value]}
+                    break
         return out
 
     def _figures(self, device: ctypes.c_void_p) -> list[tuple[str, float]]:

@@ -35,7 +35,7 @@ class Panel(NamedTuple):
 def figures(run: Run) -> dict[str, Any]:
     """The bill of ``run`` by the shipped offers for its machine."""
     machine = the_machine(run)
-    return bill(run, Ask(of_machine(shipped(), machine.name if machine else None)))
+    return bill(run, Ask(of_machine(shipped(), machine.name) if machine else ()))
 
 
 def panels(found: Mapping[str, Any]) -> list[Panel]:

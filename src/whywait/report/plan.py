@@ -10,18 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from whywait.judge.plan_answers import limits
+from whywait.judge.plan_told import SHORT, foot, made
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
 Plan = Mapping[str, Any]
 MARK = {"answered": ("●", "bold green"), "in part": ("◐", "yellow"), "open": ("○", "bold red")}
 KEEPS = {"holds": "yes", "undecided": "maybe", "fails": "no"}
-MOST_ROWS, MOST_REFUSED = 10, 6
+MOST_ROWS, MOST_REFUSED, MOST_DOUBTS, MOST_EVIDENCE, MOST_NEVER = 12, 3, 4, 5, 3
 CSV_HEAD = (
     "rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo",
     "quality", "tie", "front", "dominated_by", "per_hour", "currency", "cost_per_1000_good", "cost_low", "cost_high",
     "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
-    "j_high", "headroom", "keeps_without_a_node",
+    "j_high", "headroom", "keeps_without_a_node", "basis", "calibrated_by", "terms", "prices_of",
 )  # fmt: skip
 
 
@@ -35,14 +36,16 @@ def csv_rows(p: Plan) -> Iterator[list[Any]]:
             r["hourly"], p["basis"]["currency"], *(f["cost"][k] for k in ("value", "low", "high")),
             *(f["goodput"][k] for k in ("value", "low", "high")), f["share"]["value"], f["ttft_ms_p95"]["value"],
             f["tpot_ms_p95"]["value"], *(f["energy"][k] for k in ("value", "low", "high")), r["headroom"],
-            r["loss"]["keeps"] if r["loss"] else None,
+            r["loss"]["keeps"] if r["loss"] else None, r["basis"], r["calibrated_by"],
+            *((o["terms"], o["date"]) if (o := p["basis"]["offers"].get(r["machine"])) else (None, None)),
         ]  # fmt: skip
 
 
 def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
     out = out or console()
     out.print(Text(f"\n{p['headline']}", style="bold"))
-    out.print(Text(asked(p), style="dim"))
+    for line in filter(None, (asked(p), money(p), made(p))):
+        out.print(Text(line, style="dim"))
     out.print()
     out.print(_table(p))
     for line in marks(p):
@@ -55,14 +58,16 @@ def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
                 (f"{sign} ", style), (f"{i}. {q['question']} ", "bold"), (f"{q['state']}: ", style), q["answer"]
             )
         )
-        for line in q["evidence"][:4]:
+        for line in q["evidence"][:MOST_EVIDENCE]:
             out.print(Text(f"     {line}", style="dim"))
+        if len(q["evidence"]) > MOST_EVIDENCE:
+            out.print(Text(f"     … {len(q['evidence']) - MOST_EVIDENCE} more in plan.html", style="dim"))
         if q["command"]:
             out.print(Text(f"     → {q['command']}", style="cyan"))
     _section(out, "What would turn it over", turning(p))
     _section(out, "The cheapest experiment that could change the decision", experiment(p))
     _section(out, "How it was screened", screening(p))
-    _section(out, "What it rests on", resting(p))
+    _section(out, "What it rests on", resting(p, True))
     out.print(Text(f"\nkept in {directory}: plan.html (the argument), plan.json, plan.csv"))
 
 
@@ -72,41 +77,56 @@ def asked(p: Plan) -> str:
     return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour" if w["budget"] else "")
 
 
+def money(p: Plan) -> str:
+    """Currency, terms and date of every amount."""
+    b = p["basis"]
+    dates = sorted({o["date"] for o in b["offers"].values() if o})
+    if not dates:
+        return f"money: no price is known in {b['currency']} by terms {b['terms']} (--price, --terms)"
+    terms = "by terms that differ" if b["mixed"] else b["terms"]
+    whose = "" if p["inputs"].get("own_prices") else ", estimates and lists that ship with whywait"
+    return f"money: {b['currency']}, {terms}, prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}{whose}"
+
+
 def rows_of(p: Plan) -> list[list[str]]:
-    """Candidate, keeps SLO, answers, money an hour, per 1,000 good, good/s, TTFT, TPOT, J, headroom, a node lost."""
+    """Candidate, keeps SLO, what it rests on, answers, money an hour, per 1,000 good, good/s, TTFT, TPOT, J, headroom,
+    a node lost."""
     out = []
     for r in p["rows"]:
         f = r["figures"]
         out.append([
-            _sign(p, r) + r["name"], KEEPS[r["meets"]], r["quality"], number(r["hourly"]), _with(f["cost"], number),
-            _with(f["goodput"], number), _with(f["ttft_ms_p95"], ms), _with(f["tpot_ms_p95"], ms),
-            _with(f["energy"], number), _headroom(r), _node(r),
+            _sign(p, r) + r["name"], KEEPS[r["meets"]], r["basis"], r["quality"], number(r["hourly"]),
+            _with(f["cost"], number), number(f["goodput"]["value"]), ms(f["ttft_ms_p95"]["value"]),
+            ms(f["tpot_ms_p95"]["value"]), number(f["energy"]["value"]), _headroom(r), _node(r),
         ])  # fmt: skip
     return out
 
 
-HEAD = ("candidate", "SLO kept", "answers", "per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95",
+HEAD = ("candidate", "SLO kept", "from", "answers", "per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95",
         "J per good", "headroom", "a node less")  # fmt: skip
 
 
 def _table(p: Plan) -> Table:
     """A row per kind of engine, at the size that ranks best; the rest is in the files."""
-    money = p["basis"]["currency"]
-    head = ("candidate", "SLO", "answers", f"{money}/h", "/1k good", "80 %", "TTFT", "TPOT", "J/good", "room",
-            "−node")  # fmt: skip
-    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, header_style="bold")
+    head = ("candidate", "SLO", "from", "answers", f"{p['basis']['currency']}/h", "/1k good", "80 %", "TTFT", "TPOT",
+            "room", "−node")  # fmt: skip
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True, header_style="bold")
     for i, name in enumerate(head):
         table.add_column(
-            name, justify="left" if i < 3 else "right", no_wrap=i > 0, style="dim" if name == "80 %" else ""
+            name,
+            justify="left" if i < 4 else "right",
+            no_wrap=i > 0,
+            max_width=30 if not i else None,
+            style="dim" if name == "80 %" else "",
         )
     for r in shown(p):
         f = r["figures"]
         c = f["cost"]
-        band = "" if c["low"] is None or c["value"] is None else f"{number(c['low'])}–{number(c['high'])}"
+        band = "" if c["low"] is None or c["value"] is None else f"{c['low']:.2g}–{c['high']:.2g}"
         quality = "–" if r["quality"] == "as published" else "tested" if r["quality"] == "holds" else r["quality"]
-        cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], quality, number(r["hourly"]), number(c["value"]), band,
-                 ms(f["ttft_ms_p95"]["value"]), ms(f["tpot_ms_p95"]["value"]),
-                 number(f["energy"]["value"]), _headroom(r), _node(r)]  # fmt: skip
+        late = [number(f[k]["value"]) for k in ("ttft_ms_p95", "tpot_ms_p95")]
+        cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], SHORT[r["basis"]], quality, number(r["hourly"]),
+                 number(c["value"]), band, *late, _headroom(r), _node(r)]  # fmt: skip
         table.add_row(*(Text(x) for x in cells))
     return table
 
@@ -116,7 +136,11 @@ def shown(p: Plan, most: int = MOST_ROWS) -> list[Plan]:
     best: dict[str, Plan] = {}
     for r in p["rows"]:
         best.setdefault(r["shape"], r)
-    return list(best.values())[:most]
+    found = list(best.values())
+    able, never = ([r for r in found if r["eligible"] is x] for x in (True, False))
+    some = min(MOST_NEVER, len(never))  # of those that may not be first a few are seen: they may be cheaper
+    head = able[: most - some]
+    return head + never[: most - len(head)]
 
 
 def _node(r: Plan) -> str:
@@ -137,36 +161,39 @@ def _with(f: Plan, show: Callable[[float | None], str]) -> str:
     if f["low"] is None or f["value"] is None:
         return show(f["value"])
     low, high = show(f["low"]), show(f["high"])
+    if low == high == show(f["value"]):
+        return low
     plain, _, unit = low.rpartition(" ")
     if unit and plain and high.endswith(f" {unit}"):
         low = plain
     return f"{show(f['value'])} ({low}–{high})"
 
 
-def marks(p: Plan) -> list[str]:
-    """What the signs before the candidates mean, and what is left out."""
+def marks(p: Plan, page: bool = False) -> list[str]:
+    """What the signs before the candidates mean, and what is left out; ``page``: where words are not cut short."""
     out = []
     if p["first"]:
         out.append(
             "▶ first by cost, of those that keep the SLO in 90 % of the draws, answers as published or tested; "
             "80 %: what it costs with as many as it turns out to need"
         )
-        out.append("per 1,000 good requests; TTFT and TPOT p95; answers: – as published; room: for more load; "
-                   "−node: without one node")  # fmt: skip
+    if p["first"] and not page:
+        out.append("/1k good: per 1,000 good requests; TTFT and TPOT: 95th percentile, ms; answers: – as published; "
+                   "room: for more load; −node: share of good requests without one node")  # fmt: skip
+    out += ["in brackets: 80 % of the draws; TTFT and TPOT: 95th percentile"] if page else foot(p)
     if p["ties"]:
         out.append("= a tie with the first: the difference is inside the error")
     if any(r["dominated_by"] for r in p["rows"]):
         out.append(
             "× dominated: nowhere better than another one, surely worse in one of cost, goodput, latency, energy"
         )
-    if len(p["rows"]) > len(shown(p)):
-        out.append(f"{len(p['rows']) - len(shown(p))} more candidates (other sizes and kinds) in plan.csv")
+    if len(p["rows"]) > len(shown(p)) and not page:
+        out.append(f"{len(p['rows']) - len(shown(p))} more candidates (other sizes and kinds), and joules, in plan.csv")
     front = [r["name"] for r in p["rows"] if r["front"]]
     names = ", ".join(front[:5]) + (" …" if len(front) > 5 else "")
     out.append(f"Pareto front (cost, goodput, latency, energy): {len(front)} of {len(p['rows'])}: {names}")
-    for r in p["rows"]:
-        out += [f"{r['name']}: {d}" for d in r["doubts"]]
-    return out
+    doubts = [f"{r['name']}: {d}" for r in shown(p) for d in r["doubts"]]
+    return out + doubts[:MOST_DOUBTS] + (["… and more of that kind in plan.json"] if len(doubts) > MOST_DOUBTS else [])
 
 
 def turning(p: Plan) -> list[str]:
@@ -197,15 +224,19 @@ def experiment(p: Plan) -> list[str]:
         if e["change"] < 0.05:
             continue
         price = "" if e["costs"] is None else f", about {number(e['costs'])} {money}"
-        what = f"measure one replica of {e['shape']} ({e['devices']} devices for {e['hours']:g} h{price})"
+        what = f"measure one replica of {e['shape']} ({_devices(e['devices'])} for {e['hours']:g} h{price})"
         out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
                    f"{number(e['saves'])} {money} an hour in the mean")  # fmt: skip
         out.append(f"→ {e['command']}")
     if p["untested"]:
-        out.append(
-            f"a comparison of answers (one engine of each kind): {p['untested'][0]} would cost less than the first"
-        )
+        narrow = next("+".join(r["narrow"]) for r in p["rows"] if r["name"] == p["untested"][0])
+        out.append(f"compare the answers (one engine of each kind): {p['untested'][0]} would cost less than the first")
+        out.append(f"→ whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {narrow}=DIR")
     return out or ["none of those looked at would change it with a probability of 5 % or more"]
+
+
+def _devices(n: int) -> str:
+    return "1 device" if n == 1 else f"{n} devices"
 
 
 def screening(p: Plan) -> list[str]:
@@ -213,12 +244,11 @@ def screening(p: Plan) -> list[str]:
     out = [
         f"{c['candidates']:,} candidates ({c['shapes']:,} kinds of engine, so many of each as come in question)",
         f"by what holds the model and can be dealt out: {c['refused']} kinds out",
-        f"by a bound on their rate (optimistic, and widened by what the machine may be better than its fit, 90 %): "
-        f"{c['by_bound']} kinds out; {c['by_cost']} more cost over twice the best even at that bound "
-        "(something quicker or thriftier, but twice as dear, may be lost by that)",
-        f"by one replica at its share of the rate: {c['too_small']} sizes too small, {c['larger_than_needed']} larger "
-        f"than needed (taken to keep the SLO, and dearer), {c['not_at_any_size']} kinds at no size",
-        f"{c['in_draws']} of {c['sized']} kinds went on (the cheapest of each machine, the quickest, by cost), "
+        f"by an optimistic bound on their rate: {c['by_bound']} kinds out; {c['by_cost']} more since even by it they "
+        "cost over twice the best (a quicker one at twice the price may be lost by that)",
+        f"by one replica at its share of the rate: {c['too_small']:,} sizes too small, {c['larger_than_needed']:,} "
+        f"larger than needed, {c['not_at_any_size']} kinds at no size",
+        f"{c['in_draws']} of {c['sized']} kinds went on (of each machine and engine the cheapest, the quickest), "
         f"simulated whole in {draws} draws of what is not known; {c['points_simulated']:,} load points in all",
     ]
     for r in p["refused"][:MOST_REFUSED]:
@@ -228,15 +258,13 @@ def screening(p: Plan) -> list[str]:
     return out
 
 
-def resting(p: Plan) -> list[str]:
-    out = (
-        []
-        if any(r["kind"] == "measured" for r in p["rows"])
-        else ["everything here is MODELLED: nothing was measured for it"]
-    )
-    out += list(dict.fromkeys(f"{r['group']}: {r['prior']}" for r in p["rows"] if r.get("prior")))
+def resting(p: Plan, brief: bool = False) -> list[str]:
+    """``brief``: where data sheets are from is said in the page."""
+    out = list(dict.fromkeys(f"{r['group']}: {r['prior']}" for r in p["rows"] if r.get("prior")))
     out += list(dict.fromkeys(r["known_error"] for r in p["rows"] if r.get("known_error")))
-    for m in p["catalogue"]:
+    if brief:
+        out.append("data sheets and prices: each with its source and date in plan.html")
+    for m in () if brief else p["catalogue"]:
         out.append(f"{m['name']}: {m['source']}; read {m['read_in']}")
     if p["basis"]["mixed"]:
         out.append("the terms of the prices differ between machines: no terms has an offer for all (--terms, --price)")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from whywait.judge.plan_told import made
 from whywait.report import plan as rows
 from whywait.report import svg
 from whywait.report.html import HEAD
@@ -32,11 +33,11 @@ def render(p: Mapping[str, Any]) -> str:
     title = str(p["headline"])
     links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
     top = [tag("p", "whywait plan", class_="brand")]
-    if not any(r["kind"] == "measured" for r in p["rows"]):
-        top.append(
-            tag("p", tag("strong", "MODELLED") + ": made by a simulator; nothing was measured for it.", class_="banner")
-        )
-    top += [tag("h1", title, class_="long" if len(title) > 110 else None), tag("p", rows.asked(p), class_="meta")]
+    if how := made(p):
+        word, _, rest = how.partition(":")
+        top.append(tag("p", tag("strong", word) + f":{rest}.", class_="banner"))
+    top += [tag("h1", title, class_="long" if len(title) > 110 else None)]
+    top += [tag("p", line, class_="meta") for line in (rows.asked(p), rows.money(p))]
     header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
     main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
     foot = tag("footer", f"whywait {p['whywait_version']}", class_="note")
@@ -47,7 +48,7 @@ def render(p: Mapping[str, Any]) -> str:
 
 def _candidates(p: Mapping[str, Any]) -> Html:
     told = table(_head(p), rows.rows_of(p), "Candidates looked at closely")
-    return _costs(p) + _front(p) + told + _list(rows.marks(p))
+    return _costs(p) + _front(p) + told + _list(rows.marks(p, True))
 
 
 def _again(p: Mapping[str, Any]) -> Html:
@@ -67,17 +68,12 @@ def _decision(p: Mapping[str, Any]) -> Html:
         f = first["figures"]
         hour, each = number(first["hourly"]), number(f["cost"]["value"])
         month = number(first["hourly"] * 730.5)
-        span = f"{number(f['cost']['low'])} to {number(f['cost']['high'])} {money}"
+        low, high = number(f["cost"]["low"]), number(f["cost"]["high"])
+        span = "" if low == high else (f"; {low} to {high} {money} (80 %) with as many devices as it may turn out to "
+                                       "need")  # fmt: skip
         out.append(tag("p", f"Take {first['name']}. It costs {hour} {money} an hour, about {month} {money} a month, "
-                       f"and {each} {money} for 1,000 requests that are served as promised; {span} (80 %) with as many "
-                       "devices as it may turn out to need."))  # fmt: skip
-        room = rows._headroom(first)
-        node = first["loss"]
-        lost = "" if not node else (" It keeps its promise when a node is lost." if node["keeps"] else
-                                    " When a node is lost it does not keep its promise.")  # fmt: skip
-        share, more = first["growth"], percent(p["want"]["growth"])
-        grown = "" if share is None else f" With the growth of {more} {percent(share)} of the requests are good."
-        out.append(tag("p", f"Room for growth: {room}.{grown}{lost}"))
+                       f"and {each} {money} for 1,000 requests that are served as promised{span}."))  # fmt: skip
+        out.append(tag("p", _room(p, first)))
         tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
         if tied:
             out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the "
@@ -86,6 +82,22 @@ def _decision(p: Mapping[str, Any]) -> Html:
     if open_:
         out.append(tag("p", tag("strong", "Not, or not wholly, answered: ") + " ".join(open_)))
     return cat(out)
+
+
+def _room(p: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """What it has left, in sentences: for more load, for the growth that was named, for a node that is lost."""
+    said = f"It has room for {rows._headroom(first)} more load."
+    share, more = first["growth"], p["want"]["growth"]
+    if share is not None:
+        enough = "" if share >= p["want"]["share"] else (": too few, so plan for it with "
+                                                         f"--rate {p['want']['rate'] * (1 + more):g}")  # fmt: skip
+        said += f" With the growth of {percent(more)}, {percent(share)} of the requests are good{enough}."
+    if first["loss"]:
+        keeps = first["loss"]["keeps"]
+        left = percent(first["loss"]["share"])
+        said += (" It keeps its promise when a node is lost." if keeps else
+                 f" When a node is lost it does not keep its promise: {left} are good.")  # fmt: skip
+    return said
 
 
 def _card(of: tuple[int, Mapping[str, Any]]) -> Html:
@@ -110,7 +122,7 @@ def _costs(p: Mapping[str, Any]) -> Html:
         return Html()
     ends = [v for r in mine for v in (r["figures"]["cost"][k] for k in ("value", "low", "high")) if v is not None]
     scale = scale_for(ends, log=False)
-    plot = Plot(len(mine) * _ROW, left=210, right=60, top=6, bottom=40)
+    plot = Plot(len(mine) * _ROW, left=236, right=60, top=6, bottom=40)
     plot.x_axis(scale, f"{p['basis']['currency']} per 1,000 good requests")
     for i, r in enumerate(mine):
         y, f = (i + 0.5) * _ROW, r["figures"]["cost"]

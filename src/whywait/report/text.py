@@ -153,7 +153,8 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
         ("prompt tokens cached", lambda p: percent(p["cached_share"])),
         ("engine memory", lambda p: size(p["memory_bytes"])),
         ("power", lambda p: number(p["power_w"], "W")),
-        ("energy per request", lambda p: number(p["energy_j_per_request"], "J")),
+        ("energy per good request", lambda p: number(p["energy_j_per_good_request"], "J")),
+        ("energy per M effective tokens", lambda p: number(p["energy_j_per_million_effective_tokens"], "J")),
     ]
     rows.append(("requests wait for", lambda _p: ""))
     for key, name in PHASE_NAMES.items():

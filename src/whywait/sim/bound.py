@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +59,11 @@ class _Mean(NamedTuple):
     pairs: float
 
 
-def bound(d: Deployment, schedule: Schedule, tpot_ms: float | None = None) -> Bound:
+def bound(
+    d: Deployment, schedule: Schedule, tpot_ms: float | None = None, sd: Mapping[str, float] | None = None
+) -> Bound:
     """Requests per second that ``d`` serves at most of what is like ``schedule``, its streams at ``tpot_ms`` a token
-    (None: at any).
+    (None: at any); ``sd``: log-sd of its multipliers by name, where more is known of them than the fits tell.
 
     Raises:
         UsageError: it does not fit, as ``capacity`` says.
@@ -68,7 +71,7 @@ def bound(d: Deployment, schedule: Schedule, tpot_ms: float | None = None) -> Bo
     longest = float((schedule.prompt_tokens + schedule.output_tokens).max(initial=2))
     capacities = capacities_of(d, longest)
     mean = _mean(d, schedule)
-    slack = _slack(d)
+    slack = _slack(d, prior_of(d.machine, family_of(d)).sd if sd is None else sd)
     if d.split is None:
         found = _engine(d, cost_of(d), capacities[0], mean, tpot_ms)
         return found._replace(requests_per_s=found.requests_per_s * d.replicas, slack=slack)
@@ -79,8 +82,7 @@ def bound(d: Deployment, schedule: Schedule, tpot_ms: float | None = None) -> Bo
     return decode._replace(requests_per_s=most, slack=slack)
 
 
-def _slack(d: Deployment) -> float:
-    sd = prior_of(d.machine, family_of(d)).sd
+def _slack(d: Deployment, sd: Mapping[str, float]) -> float:
     return math.exp(
         1.28 * max(sd.get(k, 0.0) for k in ("weights", "compute", "kv", "experts" if d.model.experts else "kv"))
     )

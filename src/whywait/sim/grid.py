@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import pickle
+import signal
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whywait.core.schedule import Schedule
+from whywait.errors import UsageError
 from whywait.sim.deployment import Deployment
 from whywait.sim.jit import COMPILED
 from whywait.sim.loads import Options
@@ -40,7 +47,11 @@ def grid(
     cells: Sequence[Cell], schedules: Sequence[Schedule], jobs: int = 0, progress: Progress | None = None
 ) -> list[dict[str, float | None]]:
     """:func:`numbers` of each cell, in their order. ``jobs`` processes at most (0: one per core this may run on);
-    ``progress`` is told how many are done, of how many."""
+    ``progress`` is told how many are done, of how many. Whatever ends it early (Ctrl-C too) ends the processes.
+
+    Raises:
+        UsageError: one of the processes was killed, as the system does when memory runs out.
+    """
     jobs = jobs or cores()
     tokens = sum(int(schedules[c.schedule].output_tokens.sum()) for c in cells)
     if jobs == 1 or len(cells) < 2 or tokens < ALONE:
@@ -52,8 +63,10 @@ def grid(
         return out
     found: list[dict[str, float | None] | None] = [None] * len(cells)
     # A fresh interpreter each: forking a process with threads (numba's, the terminal's) may hang.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _give, (list(schedules),)) as pool:
-        futures = {pool.submit(_piece, [(i, cells[i]) for i in part]): len(part) for part in _parts(len(cells), jobs)}
+    with _all_or_none(schedules, jobs) as pool:
+        with _children_deaf():
+            pieces = [[(i, cells[i]) for i in part] for part in _parts(len(cells), jobs)]
+            futures = {pool.submit(_piece, piece): len(piece) for piece in pieces}
         done = 0
         for future in as_completed(futures):
             for i, got in future.result():
@@ -62,6 +75,56 @@ def grid(
             if progress:
                 progress(done, len(cells))
     return [f for f in found if f is not None]
+
+
+@contextlib.contextmanager
+def _all_or_none(schedules: Sequence[Schedule], jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that know the schedules, for as long as the block runs; ended at once where it fails. The schedules go
+    by a file: what a process is started with is written to a pipe, and with more than that holds the next one would
+    wait for this one to have started, for ever where it is killed meanwhile."""
+    with tempfile.NamedTemporaryFile(prefix="whywait-") as file:
+        pickle.dump(list(schedules), file)
+        file.flush()
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _give, (file.name,))
+        with _ended(pool):
+            yield pool
+
+
+@contextlib.contextmanager
+def _ended(pool: ProcessPoolExecutor) -> Iterator[None]:
+    try:
+        yield
+        pool.shutdown()
+    except BaseException as exc:
+        processes = list((pool._processes or {}).values())
+        for p in processes:
+            p.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(exc, BrokenProcessPool):
+            raise UsageError("a process that simulated was killed from outside: out of memory?",
+                             "fewer at once: --jobs 1") from None  # fmt: skip
+        raise
+
+
+@contextlib.contextmanager
+def _children_deaf() -> Iterator[None]:
+    """Processes started inside never see a Ctrl-C of the terminal: it is this one that ends them. What would end this
+    one meanwhile waits until they are all known, or one that is just starting would be left behind."""
+    waiting: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    taken = {n: h for n in (signal.SIGINT, signal.SIGTERM) if callable(h := signal.getsignal(n))} if main else {}
+    for number in taken:
+        signal.signal(number, lambda n, _frame: waiting.append(n))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    try:
+        yield
+    finally:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+    if waiting:
+        raise KeyboardInterrupt
 
 
 def cores() -> int:
@@ -111,9 +174,10 @@ def _good(f: dict[str, Any], schedule: Schedule, options: Options) -> Any:
 _schedules: list[Schedule] = []
 
 
-def _give(schedules: list[Schedule]) -> None:
-    """In a new process: what all cells choose from is sent once."""
-    _schedules[:] = schedules
+def _give(file: str) -> None:
+    """In a new process: what all cells choose from is read once."""
+    with open(file, "rb") as f:
+        _schedules[:] = pickle.load(f)  # noqa: S301 - written by the process that started this one
 
 
 def _piece(cells: list[tuple[int, Cell]]) -> list[tuple[int, dict[str, float | None]]]:

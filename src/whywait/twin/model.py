@@ -48,11 +48,13 @@ PERCENTILES = {"ttft_ms.p50": ("ttft_s", 0.5), "ttft_ms.p99": ("ttft_s", 0.99), 
 
 @dataclass(frozen=True)
 class Twin:
-    """``loads`` in the order that ``predict`` is asked in; ``slo`` by keys as ``ttft_ms``."""
+    """``loads`` in the order that ``predict`` is asked in; ``slo`` by keys as ``ttft_ms``; ``usd_h`` what a device-hour
+    costs (NaN: not known)."""
 
     deployment: Deployment
     loads: tuple[Asked, ...]
     slo: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    usd_h: float = math.nan
 
     def at(self, multipliers: Mapping[str, float]) -> Deployment:
         """The deployment with these multipliers on its efficiency and its reply."""
@@ -86,8 +88,12 @@ class Twin:
         out["output_tokens_per_s"], out["requests_per_s"] = f["output_tokens_per_s"], f["requests_per_s"]
         out["goodput_requests_per_s"] = f["requests_per_s"] * self._good(f, a.counted) if self.slo else math.nan
         out["kv_use"] = f["kv_use"]
-        out["usd_per_million_tokens"] = price_of(self.deployment, f["output_tokens_per_s"])
+        out["usd_per_million_tokens"] = self.price_of(f["output_tokens_per_s"])
         return out
+
+    def price_of(self, tokens_per_s: float) -> float:
+        """Dollars per million output tokens; NaN where there is no price."""
+        return self.usd_h * self.deployment.devices / 3600 / tokens_per_s * 1e6 if tokens_per_s > 0 else math.nan
 
     def joules(self, multipliers: Mapping[str, float], a: Asked) -> float:
         """Watts of all devices over a load; NaN where the machine's power is not known."""
@@ -179,7 +185,7 @@ def _quantile(x: Any, q: float) -> float:
     return float(np.quantile(known, q)) if len(known) else math.nan
 
 
-def measured_figures(run: Run, o: Observed, slo: Mapping[str, float], d: Deployment) -> dict[str, float]:
+def measured_figures(run: Run, o: Observed, slo: Mapping[str, float], twin: Twin) -> dict[str, float]:
     """The figures of :meth:`Twin.outcome` as they were measured, where they were."""
     one = run.point(o.point)
     lat, rows = per_request(one), np.searchsorted(np.flatnonzero(run.requests["point"] == o.point), o.rows)
@@ -188,8 +194,7 @@ def measured_figures(run: Run, o: Observed, slo: Mapping[str, float], d: Deploym
     w = o.window
     if "output_tokens_per_s" in o.figures:
         out["output_tokens_per_s"] = o.figures["output_tokens_per_s"].value
-        price = price_of(d, out["output_tokens_per_s"])
-        out["usd_per_million_tokens"] = price
+        out["usd_per_million_tokens"] = twin.price_of(out["output_tokens_per_s"])
     out["requests_per_s"] = request_rate(one, w, lat.ok) or math.nan
     if slo:
         good = goodput(one, slo, w).requests_per_s
@@ -201,14 +206,6 @@ def measured_figures(run: Run, o: Observed, slo: Mapping[str, float], d: Deploym
     if power is not None and out.get("output_tokens_per_s"):
         out["energy_j_per_token"] = power.mean / out["output_tokens_per_s"]
     return {k: v for k, v in out.items() if math.isfinite(v)}
-
-
-def price_of(d: Deployment, tokens_per_s: float) -> float:
-    """Dollars per million output tokens, at the middle of the catalogue's hourly prices; NaN where there is none."""
-    price = d.machine.price_usd_h
-    if price is None or not tokens_per_s > 0:
-        return math.nan
-    return (price[0] + price[1]) / 2 * d.devices / 3600 / tokens_per_s * 1e6
 
 
 def points_of(found: Sequence[Observed]) -> list[Point]:

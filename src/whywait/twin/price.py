@@ -1,42 +1,47 @@
-"""What the price range of a device-hour does to the claims of cost."""
+"""What a token costs before and after a change: by one offer of each machine, of the same terms, and what the range of
+such offers does to the claims."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from whywait.judge.calibrate_claims import Claim, scaled
+from whywait.judge.hourly import hours, missing
 from whywait.sim.deployment import Deployment
 
 COST = "usd_per_million_tokens"
 
 
-def priced(found: Sequence[Claim], before: Deployment, after: Deployment) -> list[Claim]:
+def hourly(before: Deployment, after: Deployment) -> tuple[float, float]:
+    """US dollars of a device-hour before and after, by offers of the same terms; NaN where one has none."""
+    found = hours([before.machine, after.machine])
+    known = [h.price if (h := found[d.machine.name]) is not None else math.nan for d in (before, after)]
+    return known[0], known[1]
+
+
+def priced(claims: Sequence[Claim], before: Deployment, after: Deployment) -> list[Claim]:
     """The claims, those of cost with the range of prices in their intervals. One machine has one price, whatever it is:
     it cancels where the machine stays; two machines have two, and all pairs of them are possible."""
-    old, new = _range(before), _range(after)
+    machines = [before.machine, after.machine]
+    found = hours(machines)
+    old, new = (found[m.name] for m in machines)
     if old is None or new is None:
-        missing = after.machine.name if new is None else before.machine.name
-        why = f"no price of {missing} is known"
-        return [replace(c, why=why) if c.metric == COST and c.change is None else c for c in found]
+        why = missing(found, machines)
+        return [replace(c, why=why) if c.metric == COST and c.change is None else c for c in claims]
     one = before.machine.name == after.machine.name
-    return [scaled(c, old, new, cancels=one) if c.metric == COST else c for c in found]
+    return [scaled(c, old.span, new.span, cancels=one) if c.metric == COST else c for c in claims]
 
 
 def prices(before: Deployment, after: Deployment) -> list[str]:
     """The prices in words, and which are not known."""
-    machines = {d.machine.name: d.machine.price_usd_h for d in (before, after) if d.machine.words}
-    none = [name for name, price in machines.items() if price is None]
-    out = [f"no price of {name} is known: no cost" for name in none]
-    if machines and not none:
-        said = ", ".join(f"{n} {p[0]:g}–{p[1]:g} US$" for n, p in machines.items() if p)
-        out.append(f"cost at the middle of the price of a device-hour ({said}), its interval with the whole range")
-    return out
-
-
-def _range(d: Deployment) -> tuple[float, float] | None:
-    price = d.machine.price_usd_h
-    if price is None:
-        return None
-    middle = (price[0] + price[1]) / 2
-    return price[0] / middle, price[1] / middle
+    machines = list({d.machine.name: d.machine for d in (before, after) if d.machine.words}.values())
+    if not machines:
+        return []
+    found = hours(machines)
+    none = missing(found, machines)
+    if none:
+        return [f"{none}: no cost"]
+    said = "; ".join(h.said for h in found.values() if h is not None)
+    return [f"cost by one offer each, its interval with all offers of the same terms: {said}"]

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from whywait import deciding
 from whywait.analyze.bill import Ask, by_request
-from whywait.analyze.bill import bill as of_run
 from whywait.analyze.energy_model import parse_model, the_machine
 from whywait.analyze.sharing import RULES
 from whywait.core.run import Run
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
-from whywait.physics.prices import Offer, of_machine, offer_of, parse_owned, read_offers, shipped
+from whywait.physics.prices import Offer, of_machine, offer_of, parse_owned, read_offers
 from whywait.report.bill import print_bill
 from whywait.session import stderr
 from whywait.verbs import measure
@@ -35,7 +35,9 @@ def bill(args: argparse.Namespace) -> int:
         args.share_by,
         measure.slo(args.slo) if args.slo else None,
     )
-    result = {"run": args.run_dir, **of_run(run, ask)}
+    result = {**deciding.bill(run, ask), "run": args.run_dir}
+    if args.html:
+        _page(result, Path(args.html))
     if args.requests:
         _write(Path(args.requests), by_request(run, ask))
         stderr(f"requests: {args.requests}")
@@ -46,6 +48,18 @@ def bill(args: argparse.Namespace) -> int:
         print_bill(result)
     sure = all(p["energy"]["state"] == "holds" for p in result["points"])
     return EXIT_UNDECIDED if args.strict and not sure else EXIT_OK
+
+
+def _page(found: dict[str, Any], path: Path) -> None:
+    """
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    try:
+        deciding.write_bill(found, path)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}", "give a file in a folder that exists") from None
+    stderr(f"page: {path}")
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -66,7 +80,7 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
-    """What the flags give; the shipped book only where they give nothing.
+    """What the flags give; nothing where they give nothing, and the shipped book counts.
 
     Raises:
         UsageError: an amount without its currency, an offer that cannot be, or none for this machine.
@@ -94,4 +108,4 @@ def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
     names = [o.name for o in given]
     if len(set(names)) < len(names):
         raise UsageError("two offers have the same name", f"of {', '.join(names)}: rename that of the price book")
-    return tuple(given) or (of_machine(shipped(), machine) if machine else ())
+    return tuple(given)

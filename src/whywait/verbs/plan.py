@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import datetime
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whywait import planning, planning_space
-from whywait.core.secrets import clean
+from whywait import deciding, planning, planning_space
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.load.recipe import mean_rate
 from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
-from whywait.report import plan_html
-from whywait.report.plan import CSV_HEAD, csv_rows, print_plan
 from whywait.session import new_directory, stderr
 from whywait.sim import catalog
 from whywait.verbs import measure
-
-NOTE, TABLE, PAGE = "plan.json", "plan.csv", "plan.html"
+from whywait.verbs.signals import sigterm_as_ctrl_c
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -31,61 +26,48 @@ def plan(args: argparse.Namespace) -> int:
     directory = new_directory(args.out)
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
-    catalog.use(ask.catalog)
-    found = planning.plan(ask, _progress())
-    keep(found, directory)
+    try:
+        with sigterm_as_ctrl_c():
+            found = deciding.plan(ask, _progress())
+    except KeyboardInterrupt:
+        stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
+        raise
+    found.keep(directory)
     return _tell(args, found, str(directory))
 
 
 def show(args: argparse.Namespace) -> int:
     """``whywait show`` of a plan's folder."""
+    found = deciding.planned(args.run_dir)
     try:
-        found = json.loads((Path(args.run_dir) / NOTE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise UsageError(f"{args.run_dir} holds no plan: {exc}", "the folder of whywait plan") from None
-    if args.html:
-        Path(args.html).write_text(clean(plan_html.render(found)), encoding="utf-8")
-    return _tell(args, found, args.run_dir)
+        if args.html:
+            Path(args.html).write_text(found.html(), encoding="utf-8")
+        return _tell(args, found, args.run_dir)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise UsageError(f"{args.run_dir}: the plan is not whole, or of another version ({exc!r})",
+                         f"whywait plan --again {args.run_dir}") from None  # fmt: skip
 
 
-def keep(found: Mapping[str, Any], directory: Path) -> None:
-    """
-    Raises:
-        UsageError: it cannot be written there.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / NOTE).write_text(clean(json.dumps(found, indent=1, allow_nan=False)), encoding="utf-8")
-        (directory / PAGE).write_text(clean(plan_html.render(found)), encoding="utf-8")
-        with (directory / TABLE).open("w", encoding="utf-8", newline="") as file:
-            out = csv.writer(file)
-            out.writerow(CSV_HEAD)
-            out.writerows(csv_rows(found))
-    except OSError as exc:
-        raise UsageError(f"cannot write the plan to {directory}: {exc.strerror}", "give a folder by --out") from None
-
-
-def _tell(args: argparse.Namespace, found: Mapping[str, Any], directory: str) -> int:
+def _tell(args: argparse.Namespace, plan: deciding.Planned, directory: str) -> int:
+    found = plan.found
     if args.json:
         json.dump({**found, "run": directory}, sys.stdout, indent=2, allow_nan=False)
         print()
     else:
-        print_plan(found, directory)
+        plan.print(directory)
     return EXIT_UNDECIDED if args.strict and (found["first"] is None or found["ties"]) else EXIT_OK
 
 
 def _again(args: argparse.Namespace) -> planning.Ask:
-    path = Path(args.again)
-    path = path / NOTE if path.is_dir() else path
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))["inputs"]
-    except (OSError, ValueError, KeyError) as exc:
-        raise UsageError(f"{path} holds no plan: {exc}", "the folder or plan.json of whywait plan") from None
+    raw = deciding.planned(args.again).found["inputs"]
     return dataclasses.replace(planning.Ask.from_dict(raw), jobs=args.jobs)
 
 
 def _ask(args: argparse.Namespace) -> planning.Ask:
+    catalog.use(args.catalog)  # a price may be of a machine in it
     workload = measure.workload_of(args)
+    if args.baseline and not args.run:
+        raise UsageError("--baseline says what a run does not tell, and there is no --run", "--run whywait-runs/…")
     rate = args.rate or mean_rate(workload)
     if rate is None:
         raise UsageError("at which rate?", "--rate 8 (requests per second), or a workload that brings its own")
@@ -105,7 +87,8 @@ def _ask(args: argparse.Namespace) -> planning.Ask:
         offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
         budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
         own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
-        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs,
+        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs, calibrate=not args.no_calibrate,
+        baseline=args.baseline,
     )  # fmt: skip
 
 

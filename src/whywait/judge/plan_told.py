@@ -1,0 +1,48 @@
+"""What a plan says of the runs that calibrate its candidates. Pure: plain JSON values in, sentences out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+USED, REFUSED, ELSEWHERE, CANNOT = "used", "refused", "of nothing here", "not possible"
+MEASURED, CALIBRATED, OTHER, PRIOR = "measured", "calibrated", "calibrated elsewhere", "prior"
+_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "output_tokens_per_s": "tokens/s"}
+#: For a narrow column.
+SHORT = {MEASURED: "meas.", "simulated": "sim.", "imported": "imp.", CALIBRATED: "cal.", OTHER: "cal.*", PRIOR: "prior"}
+
+
+def said(story: Mapping[str, Any]) -> str:
+    """One run's part in a plan, in a sentence."""
+    own, other = story["own"], story["other_machine"]
+    if story["state"] == REFUSED:
+        return f"{story['run']} calibrates nothing, the prior is kept: {story['why']}"
+    if story["state"] != USED:
+        return f"{story['run']} calibrates nothing: {story['why']}"
+    whom = ", ".join(own) + ("; less surely " if own else "less surely, from another machine: ") * bool(other)
+    whom += ", ".join(other)
+    error = ", ".join(f"{_NAMES[k]} {v:+.0%}".replace("-", "−").replace("%", " %") for k, v in story["worst"].items())
+    out = (f"calibrated on {story['run']} ({len(story['points'])} loads): {whom}; its own error: loads left out are "
+           f"missed by {error or 'nothing known'} at worst")  # fmt: skip
+    if story["covered"] is not None:
+        n, most = story["outside"], story["figures"]
+        out += f", {most - n} of {most} figures inside their 80 % intervals"
+    return out + ("; a simulated run: that check is circular" if story["circular"] else "")
+
+
+def foot(p: Mapping[str, Any]) -> list[str]:
+    """What the words of the column say, where there is more than the prior."""
+    if not p["calibrations"] and all(r["basis"] == PRIOR for r in p["rows"]):
+        return []
+    return ["from: meas(ured), sim(ulated) run; cal(ibrated) on a run of that machine and engine, cal.* on one of "
+            "another machine; prior: the simulator's fits"]  # fmt: skip
+
+
+def made(p: Mapping[str, Any]) -> str:
+    """How the figures were made, in a sentence; empty where a candidate was measured."""
+    if any(r["kind"] == MEASURED for r in p["rows"]):
+        return ""
+    on = [c["run"] for c in p["calibrations"] if c["state"] == USED and c["made_by"] == MEASURED]
+    if on:
+        return f"MODELLED: made by a simulator that was calibrated on {', '.join(on)}; no candidate was measured"
+    return "MODELLED: made by a simulator; nothing was measured for it"
