@@ -118,7 +118,9 @@ def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, fl
     def x(value: float) -> float:
         return left + room * scale(value)
 
-    plot.text((left, -10), clip(kind.name.split(" (")[0], 24) + (" (log)" if scale.log else ""), "tick")
+    plot.text(
+        (left, -10), clip(kind.name.split(" (")[0].replace(" per ", "/"), 24) + (" (log)" if scale.log else ""), "tick"
+    )
     apart = False
     for i, p in enumerate(rows):
         apart = apart or (view.marked(p) and i > 0)
