@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from whywait import app
+
 TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"```bash\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 INVALID = 6  # the client was late: of a busy box that says nothing of the tutorial
@@ -67,6 +69,13 @@ def test_a_line_that_is_gone_or_other_is_missed() -> None:
     assert missing(shown, "run kept in runs/x\nTTFT p50   465 ms   4 ms\n") == ["run kept in runs/x"]
     assert missing("queue: slot limit…\n", "queue: slot limit  4 ms\n") == []
     assert missing("good: 4 of 4\n", "bad: 4 of 4\n") == ["good: 4 of 4"]
+
+
+def test_with_one_place_no_second_concurrency_is_asked_for() -> None:
+    """The tutorial's engine: two widths are not to be had before it has two places."""
+    verdicts = app.show(TUTORIAL.parents[1] / "exam" / "vllm-slots-1-of-8").verdicts
+    steps = [v.next_step for v in verdicts if v.claim.startswith("Decode takes most of the time")]
+    assert steps == ["give it more places (--max-num-seqs N), then measure a second concurrency"]
 
 
 @pytest.mark.engine

@@ -9,6 +9,7 @@ import pytest
 import wait_pages
 from whywait.analyze.occupancy import CATEGORIES
 from whywait.analyze.phases import PHASES
+from whywait.cli import main
 from whywait.engines import ENGINES
 from whywait.judge.vocabulary import CAUSES
 from whywait.lab.exam import cases
@@ -27,6 +28,13 @@ def test_every_cause_has_a_page_that_the_overview_and_the_table_of_verdicts_lead
     for cause in CAUSES:
         assert f"]({wait_pages.slug(cause)}.md)" in overview, cause
         assert f"[`{cause}`](waits/{wait_pages.slug(cause)}.md)" in verdicts, cause
+
+
+def test_the_terminal_names_the_page_of_what_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(wait_pages.ROOT / "exam" / "llama-two-slots-delay")]) == 0
+    said = re.findall(r"    more: (\S+)", capsys.readouterr().out)
+    assert said[:2] == ["docs/waits/slot-limit.md", "docs/waits/network-latency.md"]
+    assert all((wait_pages.ROOT / path).exists() for path in said)
 
 
 def test_pages_name_every_case_that_puts_a_cause_in_and_every_flag_of_its_limits() -> None:

@@ -1,4 +1,4 @@
-"""Renews the golden output of examples: ``python tools/golden.py`` (``--check`` only compares, and shows the difference).
+"""Renews the golden output of examples: ``python tools/golden.py`` (``--check`` compares, and shows the difference).
 
 The commands of ``run.sh`` are run one after another in this process, in an empty folder beside a link to the kept
 runs of the exam; what they print on stdout is kept, with what differs from run to run masked.

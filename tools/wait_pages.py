@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 from whywait.engines import ENGINES, LIMITS
-from whywait.judge.vocabulary import CAUSES
+from whywait.judge.vocabulary import CAUSES, page
 from whywait.lab.exam import Case, cases
 from whywait.lab.techniques import TECHNIQUES
 from whywait.sim.techniques import TECHNIQUES as SIMULATED
@@ -51,7 +51,7 @@ class Sat(NamedTuple):
 
 def slug(cause: str) -> str:
     """The name of a cause's page, without ``.md``."""
-    return re.sub(r"[^a-z0-9]+", "-", cause.lower().replace("'", "")).strip("-")
+    return Path(page(cause)).stem
 
 
 def written() -> dict[str, dict[str, Any]]:
