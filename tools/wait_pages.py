@@ -38,7 +38,7 @@ FAMILIES: Mapping[str, str] = {
     "device": "The devices",
     "none": "Where nothing can be said",
 }
-NOTE = "Made by `python tools/wait_pages.py` from `tools/waits.toml` and the code; do not edit."
+NOTE = "<!-- Made by: python tools/wait_pages.py, from tools/waits.toml and the code. Do not edit. -->"
 
 
 class Sat(NamedTuple):
@@ -148,8 +148,8 @@ def _techniques(cause: str, part: Mapping[str, Any], trials: Mapping[str, str]) 
             for n in real
         )
         out.append(
-            "For real, on the embedded engine or yours:\n\n| technique | what B has over A | promises to cut this | "
-            "price |\n|---|---|---|---|\n" + "\n".join(rows)
+            "For real, on the embedded engine or yours; what does not promise to cut it bears on it:\n\n"
+            "| technique | what B has over A | promises to cut this | price |\n|---|---|---|---|\n" + "\n".join(rows)
         )
     if modelled:
         rows = (f"| `{_cell(SIMULATED[n].syntax)}` | {SIMULATED[n].changes} | {SIMULATED[n].price} |" for n in modelled)
