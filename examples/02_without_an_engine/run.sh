@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Simulate a service, ask what a change would do to it, what it costs, which hardware to take, and how the verdicts did on
-# kept runs: no engine, no GPU, nothing is sent to anybody. It leaves `run` and `plan` in the current folder.
+# kept runs: no engine, no GPU, nothing is sent to anybody. What it makes is left in a temporary folder.
 # Every command is on a line of its own (or goes on with \): tools/golden.py compares their output with expected.txt.
 set -euo pipefail
+exam=$(cd "$(dirname "$0")/../../exam" && pwd)
+cd "$(mktemp -d)" && ln -s "$exam" exam && echo "in $PWD" >&2
 
 whywait simulate --machine h100 --model llama-3.1-8b --concurrency 4,32 --requests 64 \
   --prompt-tokens 'lognormal(300,0.6)' --output-tokens 'lognormal(60,0.5)' --slo ttft=1s,tpot=40ms --draws 8 --jobs 1 --out run
