@@ -199,6 +199,8 @@ def decode(e: Evidence) -> list[Verdict]:
     facts = [f"decode is {percent(p.share['decode'])} of the requests' time, {ms(p.step_ms)} a step"]
     facts += _roofline(e, _least(e), _step_ms(p))
     step = f"measure a second concurrency: whywait sweep URL --concurrency 1,{min(8, int(min(limit, 8)))}"
+    if limit < 2:  # there is no second width while it works on one at a time
+        step = f"give it more places ({e.flag('slots') or 'sequences at once'}), then measure a second concurrency"
     undecided = Verdict("weight-read-bound decode", "Decode takes most of the time; what bounds a step needs a second "
                         "concurrency", "undecided", p.share["decode"], where=p.name, how="modelled",
                         evidence=tuple(facts), next_step=step, point=p.number, kind=WORK)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -45,3 +46,8 @@ CAUSES: Final[Mapping[str, Cause]] = {
     "unexplained": Cause("time that nothing read accounts for", "none"),
     "no success": Cause("no request succeeded", "none"),
 }
+
+
+def page(cause: str) -> str:
+    """Where docs/ tells of ``cause``: how it looks, what changes it, how the verdict did."""
+    return f"docs/waits/{re.sub(r'[^a-z0-9]+', '-', cause.lower().replace(chr(39), '')).strip('-')}.md"

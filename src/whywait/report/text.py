@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from whywait.judge.vocabulary import page
 from whywait.report.model_rows import model_rows
 from whywait.report.text_parts import print_bands
 from whywait.units import load_name, ms, number, percent, plain, size
@@ -86,6 +87,8 @@ def _verdict(out: Console, v: Any) -> None:
         out.print(Text(f"    what would change it: {v.lever}"))
     if v.next_step and v.state != "fails":
         out.print(Text(f"    to settle it: {v.next_step}", style="dim"))
+    if v.state == "holds":
+        out.print(Text(f"    more: {page(v.cause)}", style="dim"))
 
 
 def _tables(out: Console, summary: dict[str, Any]) -> None:
