@@ -196,7 +196,7 @@ def _point(s: Session, load: Load) -> bool:
     return True
 
 
-def whole_points(result: Result) -> list[dict[str, Any]]:
+def as_benchmark(result: Result) -> list[dict[str, Any]]:
     """Each load point of a result as serving benchmarks count it; see ``analyze.whole_point``."""
     return [whole_point(result.run, n) for n in result.run.points["point"].tolist()]
 

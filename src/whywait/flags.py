@@ -126,6 +126,7 @@ def agent(p: argparse.ArgumentParser) -> None:
     p.add_argument("--token-file", metavar="FILE", help="token that readers must send; needed beyond this machine")
     p.add_argument("--engine-port", type=positive, metavar="PORT", help="watch what listens there")
     p.add_argument("--pid", type=positive, action="append", default=[], metavar="N", help="or these, with children")
+    p.add_argument("--json", action="store_true", help="its URL as JSON on stdout, once it answers")
 
 
 def engine(p: argparse.ArgumentParser) -> None:

@@ -124,8 +124,10 @@ class Watched:
                 early.add(f.first - (f.sent if self._closed else f.call.due_ns))
         for k, count in _sparse(early).items():
             ttft[k] = ttft.get(k, 0) + count
-        return SoFar(ttft, _sparse(self._tpot), self._tokens, self._chunks, len(self.failed), client.last_failure,
-                     client.reads, client.coalesced_reads, client.user_stamps, client.send_lag.quantile(0.99))  # fmt: skip
+        out = SoFar(ttft, _sparse(self._tpot), self._tokens, self._chunks, len(self.failed), client.last_failure)
+        out.reads, out.coalesced_reads, out.user_reads = client.reads, client.coalesced_reads, client.user_stamps
+        out.send_lag_ns = client.send_lag.quantile(0.99)
+        return out
 
 
 def _sparse(h: LagHistogram) -> dict[int, int]:

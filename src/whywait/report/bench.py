@@ -17,7 +17,8 @@ SECTIONS = (("ttft_ms", "TTFT", "Time to First Token"), ("tpot_ms", "TPOT", "Tim
 NOTES = (
     "whole point, warm-up and drain included, as serving benchmarks count; whywait's own figures (--format text) are "
     "those of the steady window",
-    "TTFT and E2EL count from when a request was due (--rate) or sent (--concurrency); stamps are the kernel's",
+    "TTFT and E2EL count from when a request was due (--rate) or sent (--concurrency), to the kernel's receive stamps "
+    "where there are any",
     "ITL is per token (the gap divided by its chunk's tokens), not per chunk; TPOT leaves out the first chunk's tokens",
     "E2EL ends with the last token; token counts are the service's own",
     "more: docs/terminal.md, docs/metrics.md",
@@ -81,6 +82,8 @@ def _row(name: str, value: float | int | None) -> str:
 def notes(points: Sequence[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
     """What the words of the block mean here, and what to doubt in these figures."""
     out = list(NOTES)
+    if (made := summary.get("made_by")) not in (None, "measured"):
+        out.insert(0, f"these figures are {made}, not measured by whywait")
     few = [str(p["ttft_ms"]["n"]) for p in points if p["ttft_ms"]["n"] < LEAST_P99]
     if few:
         out.append(f"P99 of {', '.join(few)} requests has no upper bound: {LEAST_P99} are needed")

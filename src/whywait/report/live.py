@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO, cast
 
 from whywait.report.live_doubts import first_doubts
-from whywait.units import NS_PER_MS, load_name, ms, number, plain, seconds
+from whywait.units import NS_PER_MS, load_name, number, plain, seconds
 
 LINE_S = 5.0  # between two lines where nothing moves
 RECENT_S = 5.0  # rates are of so long
@@ -76,8 +76,8 @@ class Live:
         for name, value, more, rank in (("TTFT", p.ttft_ns(0.5), p.ttft_ns(0.95), 4),
                                         ("TPOT", p.tpot_ns(0.5), p.tpot_ns(0.95), 6)):  # fmt: skip
             if value is not None:
-                tail = "" if more is None else f" (p95 {ms(more / NS_PER_MS)})"
-                out.append((rank, f"{name} {ms(value / NS_PER_MS)}{tail}"))
+                tail = "" if more is None else f" (p95 {_rough(more)})"
+                out.append((rank, f"{name} {_rough(value)}{tail}"))
         left = self._left(p)
         return [*out, (3, left)] if left else out
 
@@ -151,6 +151,12 @@ class _Above:
         return getattr(self._stream, name)
 
 
+def _rough(ns: float) -> str:
+    """Two figures: they are counted in buckets 12 % wide."""
+    value = float(f"{ns / NS_PER_MS:.2g}")
+    return f"{value / 1000:g} s" if value >= 10_000 else f"{value:g} ms"
+
+
 def fitting(parts: Sequence[tuple[int, str]], width: int) -> str:
     """The parts in their order, without the most dispensable ones where they are wider than ``width``."""
     kept = list(parts)
@@ -165,6 +171,25 @@ def can_move(stream: TextIO) -> bool:
     if not stream.isatty() or os.environ.get("TERM", "") in ("dumb", "unknown"):
         return False
     return os.environ.get("CI", "").lower() in ("", "0", "false")
+
+
+class Counter:
+    """So many of so many: a line that is written over, else one every few seconds. Takes itself away at the end."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._moving = can_move(self._stream)
+        self._shown, self._next_line = 0, time.monotonic() + LINE_S
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        line = plain(f"{what}: {done} of {of}")
+        if self._moving:
+            tail = f"\r{'':<{len(line)}}\r" if done == of else ""
+            print(f"\r{line:<{self._shown}}{tail}", end="", file=self._stream, flush=True)
+            self._shown = 0 if done == of else len(line)
+        elif (now := time.monotonic()) >= self._next_line and done < of:
+            self._next_line = now + LINE_S
+            print(line, file=self._stream, flush=True)
 
 
 _last: Live | None = None

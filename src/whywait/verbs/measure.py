@@ -300,7 +300,7 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
 def tell(args: argparse.Namespace, result: app.Result) -> None:
     """The result on stdout: JSON, the block of serving benchmarks, the answer of a search, or verdicts and table."""
     if as_bench(args):
-        bench.print_bench(app.whole_points(result), result.summary, str(result.directory))
+        bench.print_bench(app.as_benchmark(result), result.summary, str(result.directory))
     elif args.json:
         json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
         print()
