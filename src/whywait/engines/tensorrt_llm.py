@@ -58,4 +58,5 @@ TABLE = EngineTable(
     log_patterns={"kv_tokens": r"max tokens in paged KV cache \((\d+)\)"},
     metrics_path="/prometheus/metrics",
     ignore_eos=True,
+    version_pages=(("/version", "version"),),
 )
