@@ -15,7 +15,7 @@ from whywait.core.run import Run
 from whywait.errors import EXIT_OK, UsageError
 from whywait.judge.calibrate import Calibration
 from whywait.judge.calibrate_fit import calibrate
-from whywait.load.crew import many_sockets
+from whywait.net.limits import many_sockets
 from whywait.net.reach import is_loopback
 from whywait.session import stderr
 from whywait.sim import catalog
