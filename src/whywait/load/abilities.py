@@ -47,6 +47,7 @@ STAGES = ("engine_queue_ms", "engine_prefill_ms", "engine_decode_ms", "engine_tt
 ASK_TOKENS: dict[str, Any] = {
     "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True,
 }  # fmt: skip
+LATE_MS = 1.0  # of our reads after the kernel's stamps: beyond it, chunks may have met in our own queue
 CLOCK_S = 1.0  # a Date header counts whole seconds, and some servers make it only once a second
 
 
@@ -298,13 +299,13 @@ def _buffering(first: Seen) -> Ability:
     if chunks < 4:
         return Ability("chunks-apart", "unknown", f"only {chunks} chunks were seen", serves)
     if together * 2 > chunks:
-        return Ability(
-            "chunks-apart",
-            "cannot",
-            f"{together} of {chunks} chunks came several at once: something buffers",
-            serves,
-            "proxy_buffering off (nginx), X-Accel-Buffering: no; or measure the engine's own port",
-        )
+        seen = f"{together} of {chunks} chunks came several at once"
+        lag = (first.client.get("read_lag_ms") or {}).get("p99")
+        if lag is not None and lag > LATE_MS:
+            why = f"{seen}, but this client was late itself ({ms(lag)} after the kernel)"
+            return Ability("chunks-apart", "unknown", why, serves, "look again when this machine is quiet")
+        hint = "proxy_buffering off (nginx), X-Accel-Buffering: no; or measure the engine's own port"
+        return Ability("chunks-apart", "cannot", f"{seen}: something buffers", serves, hint)
     return Ability("chunks-apart", "can", f"{chunks - together} of {chunks} chunks came one by one", serves)
 
 

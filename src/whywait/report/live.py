@@ -83,6 +83,8 @@ class Live:
 
     def _rates(self, p: Any) -> list[str]:
         """Of the last seconds. Tokens by what the ended requests had per chunk; where that is not known, chunks."""
+        if not self._recent:
+            return []
         (t0, ended, chunks), so_far = self._recent[0], p.so_far
         span = p.elapsed_s - t0
         if span <= 0:
