@@ -96,7 +96,9 @@ def _finish_with_report(
 
 
 def show(args: argparse.Namespace) -> int:
-    as_bench(args)
+    of_many = [n for n in ("trial", "quality", "plan", "vary") if (Path(args.run_dir) / f"{n}.json").exists()]
+    if as_bench(args) and of_many:
+        raise UsageError("--format bench is for one run", f"whywait show of a run inside {args.run_dir}")
     if (Path(args.run_dir) / "trial.json").exists():
         from whywait.verbs import ab
 
