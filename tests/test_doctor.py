@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.metrics_pages import FakePrometheus, serving, vllm_page
 from whywait.cli import main
 from whywait.core.ability import Ability, counted
 from whywait.engines import ENGINES
@@ -326,6 +328,26 @@ def test_metrics_of_each_engine_by_its_table() -> None:
     assert llama["metrics-ttft"].enable == ""
     assert "another version" not in llama["metrics-speculation"].enable
     assert "--spec-type" in llama["metrics-speculation"].enable
+
+
+def test_metrics_of_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    pages = {"a:8000": [(now + 5 * k, vllm_page(2, 0, k + 200)) for k in range(-120, 12)]}
+    with serving(FakePrometheus(pages)) as prometheus, service() as (url, _):
+        lines, _ = found(capsys, url, "--prometheus", prometheus)
+    assert lines["engine"]["state"] == "can"
+    assert "Prometheus" in lines["metrics"]["seen"]
+    assert lines["metrics-queue"]["state"] == "can"
+
+
+def test_limits_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    with service() as (url, _):
+        lines, _ = found(capsys, url)
+    assert lines["limits"]["state"] == "cannot"
+    with StubProcess("--slots", "2") as stub:
+        lines, _ = found(capsys, stub.url)
+    assert lines["limits"]["state"] == "can"
+    assert "2 requests at once" in lines["limits"]["seen"]
 
 
 def test_traces_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

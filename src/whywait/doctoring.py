@@ -135,7 +135,10 @@ def _metrics(target: Target, o: Options) -> list[Ability]:
     if table is not None and o.prometheus is not None:
         now = time.time_ns()
         rows = o.prometheus.readings(table, (now - round(LOOK_BACK_S * NS_PER_S), now), 0)
-        there, where = frozenset(str(r["name"]) for r in rows), f"{o.prometheus.url} (Prometheus, last 10 minutes)"
+        there, where = (
+            abilities_engine.with_histograms({str(r["name"]) for r in rows}),
+            f"{o.prometheus.url} (Prometheus, last 10 minutes)",
+        )
     elif table is not None and target.metrics_urls:
         for url in target.metrics_urls:
             page = fetcher(url, target.endpoint.headers(), 5.0, target.endpoint.reach, target.endpoint.host)

@@ -107,6 +107,7 @@ def of_service(target: Target, first: Seen) -> Iterator[Ability]:
         "TTFT, TPOT, ITL, end to end",
     )
     yield _load_allowed(e)
+    yield _limits(target)
     yield from _tokens(target, first)
     yield _stages(target, f)
     yield _cached(f)
@@ -155,6 +156,25 @@ def _load_allowed(e: Endpoint) -> Ability:
         f"{e.netloc} is not this machine: single streams only",
         serves,
         "--load, if you may load that service; whywait watch and probe need none",
+    )
+
+
+def _limits(target: Target) -> Ability:
+    """What the engine says of its own limits."""
+    serves = "slot limit: whether requests queue behind a limit that a flag would raise"
+    slots, context = target.limits.get("slots"), target.limits.get("ctx_per_slot")
+    told = [f"{slots} requests at once" if slots else "", f"context of {context:,} tokens" if context else ""]
+    seen = ", ".join(filter(None, told))
+    if slots:
+        return Ability("limits", "can", seen, serves)
+    flag = target.engine.flags.get("slots", "") if target.engine else ""
+    hint = f"--launch COMMAND with {flag}: then the limit is known" if flag else ""
+    return Ability(
+        "limits",
+        "partly" if seen else "cannot",
+        f"{seen or 'none told'}; not how many it works on at once",
+        serves,
+        hint,
     )
 
 

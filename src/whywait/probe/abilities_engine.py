@@ -35,9 +35,13 @@ TRACE_WORDS = (b"--otlp-traces-endpoint", b"--otlp_traces_endpoint", b"--enable-
 
 
 def names_on(text: str, table: EngineTable) -> frozenset[str]:
-    """Canonical names that a metrics page has, those of histograms without their endings."""
-    found = {row[0] for row in PageReader(table).read(text)}
-    return frozenset(found | {n.removesuffix(end) for n in found for end in HISTOGRAM if n.endswith(end)})
+    """Canonical names that a metrics page has."""
+    return with_histograms({row[0] for row in PageReader(table).read(text)})
+
+
+def with_histograms(names: Collection[str]) -> frozenset[str]:
+    """Those names, and those of histograms without their endings."""
+    return frozenset(names) | {n.removesuffix(end) for n in names for end in HISTOGRAM if n.endswith(end)}
 
 
 def of_metrics(table: EngineTable | None, where: str, there: Collection[str]) -> Iterator[Ability]:
