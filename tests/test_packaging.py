@@ -155,8 +155,8 @@ def test_pythons_are_those_that_ci_runs(project: dict[str, Any]) -> None:
     said = [c.rpartition(":: ")[2] for c in classifiers if re.fullmatch(r".* :: 3\.\d+", c)]
     assert said == ["3.10", "3.11", "3.12", "3.13", "3.14"]
     assert project["project"]["requires-python"] == f">={said[0]}"
-    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    assert f"[{', '.join(json.dumps(v) for v in said)}]" in ci
+    ci = ROOT / ".github" / "workflows" / "ci.yml"
+    assert not ci.exists() or f"[{', '.join(json.dumps(v) for v in said)}]" in ci.read_text("utf-8")
 
 
 def test_the_sdist_holds_what_its_tests_read(project: dict[str, Any]) -> None:
