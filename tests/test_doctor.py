@@ -330,6 +330,25 @@ def test_metrics_of_each_engine_by_its_table() -> None:
     assert "--spec-type" in llama["metrics-speculation"].enable
 
 
+def test_a_service_that_says_the_key_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-doctor-0123456789abcdef"
+    monkeypatch.setenv("WHYWAIT_API_KEY", key)
+
+    def echo(self: Service) -> None:
+        body = json.dumps({"data": [{"id": self.headers["Authorization"].split()[1]}]}).encode()
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    with service(do_GET=echo) as (url, _):
+        for more in ([], ["--json"]):
+            assert main(["doctor", url, "--no-floor", *more]) == 0
+    out = capsys.readouterr()
+    assert "endpoint" in out.out
+    assert key not in out.out + out.err
+
+
 def test_metrics_of_a_prometheus(capsys: pytest.CaptureFixture[str]) -> None:
     now = time.time()
     pages = {"a:8000": [(now + 5 * k, vllm_page(2, 0, k + 200)) for k in range(-120, 12)]}

@@ -50,10 +50,8 @@ class Findings:
         """As ``--json`` prints it."""
         error = None if self.error is None else {"message": self.error.message, "hint": self.error.hint}
         sections = [{"title": t, "abilities": [a.as_dict() for a in lines]} for t, lines in self.sections.items()]
-        found = {"whywait_version": __version__, "url": self.url or None, "counts": counted(self.all()),
+        return {"whywait_version": __version__, "url": self.url or None, "counts": counted(self.all()),
                  "sections": sections, "error": error}  # fmt: skip
-        cleaned: dict[str, Any] = secrets.cleaned(found)
-        return cleaned
 
 
 def examine(options: Options, say: Say = stderr, engine_port: int | None = None) -> Findings:
@@ -81,7 +79,13 @@ def examine(options: Options, say: Say = stderr, engine_port: int | None = None)
                                                  abilities_engine.traces(None, engine_port, "")]  # fmt: skip
     finally:
         prepared.close()
+    found.sections = {title: [_clean(a) for a in lines] for title, lines in found.sections.items()}
     return found
+
+
+def _clean(a: Ability) -> Ability:
+    """A service may say our key back to us, as the name of a model or of itself."""
+    return Ability(**{k: secrets.clean(v) for k, v in a.as_dict().items()})
 
 
 def _reached(found: Findings, look: Callable[[], Endpoint]) -> Endpoint | None:
