@@ -172,6 +172,6 @@ def _its_machine(target: Target, o: Options, agents: list[dict[str, Any]]) -> li
     here = e.loopback and not e.unix
     port = e.port if here else 0
     lines = [abilities_engine.processes(port)] if here and not target.simulated else []
-    if not e.loopback:
+    if not e.loopback or agents:
         lines.append(abilities_engine.elsewhere(e.host, agents))
     return [*lines, abilities_engine.traces(target.engine, port, o.probes.otlp_listen or "")]
