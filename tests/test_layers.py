@@ -41,6 +41,7 @@ MAY: dict[str, set[str]] = {
     "session": {*FLOOR, *PRODUCERS, "counting", "options", "reading", "watching"},
     "app": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session"},
     "reading": {*FLOOR, *PRODUCERS},
+    "doctoring": {*FLOOR, *PRODUCERS, "options", "reading"},
     "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "counting", "reading", "watching"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
@@ -99,6 +100,7 @@ MAY: dict[str, set[str]] = {
         "varying",
         "observing",
         "reading",
+        "doctoring",
         "exam",
         "exam_blind",
         "exam_score",
@@ -107,10 +109,12 @@ MAY: dict[str, set[str]] = {
     "flags": {"whywait"},
     "flags_lab": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim"},
+    "flags_out": {"whywait", "flags"},
+    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
     "__main__": {"cli"},
 }
-CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim"}
+FLAGS = {"whywait.flags", "whywait.flags_lab", "whywait.flags_out", "whywait.flags_sim"}
+CLI_AT_IMPORT = {"whywait", "whywait.errors", *FLAGS}
 
 
 def part(module: str) -> str:

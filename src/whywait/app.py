@@ -19,6 +19,7 @@ from whywait.analyze.phases import account
 from whywait.analyze.remote import with_agents
 from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
+from whywait.analyze.whole_point import whole_point
 from whywait.analyze.window import with_windows
 from whywait.core.recorder import discard_spool, full_disk
 from whywait.core.resume import differences, joined, whole_points
@@ -192,6 +193,11 @@ def _point(s: Session, load: Load) -> bool:
             s.stop(f"foreign traffic: {others[0].name} grew by {others[0].excess:.0f} more than was sent")
             return False
     return True
+
+
+def as_benchmark(result: Result) -> list[dict[str, Any]]:
+    """Each load point of a result as serving benchmarks count it; see ``analyze.whole_point``."""
+    return [whole_point(result.run, n) for n in result.run.points["point"].tolist()]
 
 
 def write_report(result: Result, path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from whywait import __version__, flags, flags_lab, flags_sim
+from whywait import __version__, flags, flags_lab, flags_out, flags_sim
 from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, said_by, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -39,6 +39,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "exam": ("whywait.verbs.exam:exam", "known bottlenecks on real engines: record them, score the verdicts"),
     "agent": ("whywait.verbs.agent:agent", "serve this machine's readings to a whywait on another machine"),
     "engine": ("whywait.verbs.engine:engine", "start, stop and list the embedded engine"),
+    "doctor": ("whywait.verbs.doctor:doctor", "what this machine and a service can and cannot measure, and what helps"),
+    "completion": ("whywait.verbs.completion:completion", "a script that completes verbs and flags in your shell"),
 }
 #: The end of each verb's help: the shortest command that does something, and the page that tells the rest.
 EXAMPLES: dict[str, tuple[str, str]] = {
@@ -64,6 +66,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "exam": ("score", "exam.md"),
     "agent": ("--listen 0.0.0.0:9465 --token-file token --engine-port 8000", "probes.md"),
     "engine": ("start --slots 8", "engines.md"),
+    "doctor": ("http://127.0.0.1:8000", "doctor.md"),
+    "completion": ("bash", "terminal.md"),
 }
 
 
@@ -90,6 +94,8 @@ def parser() -> argparse.ArgumentParser:
         sub = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".",
                                epilog=f"example: whywait {name} {example} (more in docs/{page})")  # fmt: skip
         flags_of(name)(sub)
+        if name == "completion":
+            sub.set_defaults(parser=top)
     return top
 
 
@@ -97,7 +103,7 @@ def flags_of(verb: str) -> Callable[[argparse.ArgumentParser], None]:
     """What adds the flags of a verb: the function of its name in one of the modules of flags."""
     name = {"try": "try_"}.get(verb, verb.replace("-", "_"))
     found: Callable[[argparse.ArgumentParser], None] = next(
-        getattr(module, name) for module in (flags_sim, flags_lab, flags) if hasattr(module, name)
+        getattr(module, name) for module in (flags_out, flags_sim, flags_lab, flags) if hasattr(module, name)
     )
     return found
 

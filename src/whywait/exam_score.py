@@ -192,20 +192,39 @@ def into_page(page: str, part: str, begin_mark: str = BEGIN, end_mark: str = END
     return f"{head}{begin_mark}\n{part}{end_mark}{tail}"
 
 
-def blind_table(folder: Path, names: Collection[str] | None = None) -> tuple[str, list[str]]:
-    """A Markdown row for each set of what is taken away, and the names of what is confident and wrong then."""
-    rows, wrong = [], []
+def blind_rows(folder: Path, names: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """For each set of what is taken away: counts of cases, and the names of what is confident and wrong then."""
+    rows = []
     for taken in ((), *SETS):
         marked = score(folder, taken, names)
         t, bad = _totals(marked), confident_wrongs(marked)
-        wrong += [f"{m.case.name} without {described(taken)}" for m in bad]
-        counts = [str(t[k]) for k in ("right", "half", "symptom", "undecided")]
         rows.append(
-            f"| {' | '.join([described(taken), *counts, str(len(bad)), ', '.join(m.case.name for m in bad)])} |"
+            {
+                "taken": described(taken),
+                **{k: t[k] for k in ("cases", "right", "half", "symptom", "undecided")},
+                "wrong_cases": [m.case.name for m in bad],
+                "wrong": [f"{m.case.name} without {described(taken)}" for m in bad],
+            }
         )
+    return rows
+
+
+def blind_table(found: Sequence[dict[str, Any]]) -> str:
+    """The rows of :func:`blind_rows` in Markdown."""
+    rows = []
+    for r in found:
+        counts = [str(r[k]) for k in ("right", "half", "symptom", "undecided")]
+        wrong = r["wrong_cases"]
+        rows.append(f"| {' | '.join([r['taken'], *counts, str(len(wrong)), ', '.join(wrong)])} |")
     columns = ("right first", "half of two", "a symptom", "undecided", "confident and wrong", "which")
-    head = f"| taken away ({t['cases']} cases) | {' | '.join(columns)} |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n", wrong
+    head = f"| taken away ({found[-1]['cases']} cases) | {' | '.join(columns)} |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n"
+
+
+def listed(chosen: Sequence[Case], folder: Path) -> list[dict[str, Any]]:
+    """As :func:`listing`, as data."""
+    return [{"name": c.name, "recorded": (folder / c.name / NOTE).exists(), "put": _put(c), "causes": _causes(c)}
+            for c in chosen]  # fmt: skip
 
 
 def listing(chosen: Sequence[Case], folder: Path) -> str:

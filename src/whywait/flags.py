@@ -9,6 +9,7 @@ import argparse
 def run(p: argparse.ArgumentParser) -> None:
     _service(p)
     one_point(p)
+    shape(p)
 
 
 def one_point(p: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def sweep(p: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=rates, metavar="A,B,…", help="requests per second")
     _load(p)
     output(p)
+    shape(p)
 
 
 def resume(p: argparse.ArgumentParser) -> None:
@@ -36,6 +38,7 @@ def resume(p: argparse.ArgumentParser) -> None:
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
     _reach(p)
     output(p)
+    shape(p)
 
 
 def diagnose(p: argparse.ArgumentParser) -> None:
@@ -56,6 +59,7 @@ def show(p: argparse.ArgumentParser) -> None:
     p.add_argument("--html", metavar="FILE", help="write the report there")
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
+    shape(p)
 
 
 def bill(p: argparse.ArgumentParser) -> None:
@@ -123,6 +127,7 @@ def agent(p: argparse.ArgumentParser) -> None:
     p.add_argument("--token-file", metavar="FILE", help="token that readers must send; needed beyond this machine")
     p.add_argument("--engine-port", type=positive, metavar="PORT", help="watch what listens there")
     p.add_argument("--pid", type=positive, action="append", default=[], metavar="N", help="or these, with children")
+    p.add_argument("--json", action="store_true", help="its URL as JSON on stdout, once it answers")
 
 
 def engine(p: argparse.ArgumentParser) -> None:
@@ -263,6 +268,11 @@ def _kept(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
     p.add_argument("--no-floor", dest="floor", action="store_false", help="do not measure the client's own error first")
+
+
+def shape(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--format", choices=["text", "bench"], default="text",
+                   help="bench: the text block of 'vllm bench serve' (docs/terminal.md)")  # fmt: skip
 
 
 def positive(text: str) -> int:

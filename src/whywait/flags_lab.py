@@ -102,7 +102,7 @@ def exam(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", metavar="DIR", help="record: the same as RUNS; keep: thinned copies of RUNS go there")
     p.add_argument("--vllm", metavar="PYTHON", help="record: Python of an environment that has vLLM")
     p.add_argument("--list", action="store_true", help="score, simulate: list the cases instead")
-    p.add_argument("--json", action="store_true", help="score, simulate: as JSON on stdout")
+    p.add_argument("--json", action="store_true", help="as JSON on stdout")
     p.add_argument("--rounds", type=int, default=16, metavar="N",
                    help="simulate: each bottleneck so many times, on other services (default 16)")  # fmt: skip
     p.add_argument("--seed", type=int, default=5, metavar="N", help="simulate: of their lengths and loads (default 5)")

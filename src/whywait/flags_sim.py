@@ -128,6 +128,7 @@ def serve_sim(p: argparse.ArgumentParser) -> None:
     p.add_argument("--output-tokens", default="lognormal(256,0.6)", metavar="LEN", help="where no max_tokens is given")
     p.add_argument("--served-name", default="", metavar="NAME", help="of the model (default: the catalogue's)")
     p.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (default 1)")
+    p.add_argument("--json", action="store_true", help="URL and model as JSON on stdout, once it answers")
 
 
 def catalog(p: argparse.ArgumentParser) -> None:

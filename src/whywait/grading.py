@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -121,6 +120,8 @@ def apart(grader: Grader) -> bool:
 
 def main() -> None:
     """Answer until the input ends. What takes longer than its caller waits ends itself, should the caller be dead."""
+    import resource
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_s = float(sys.argv[1])

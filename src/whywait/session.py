@@ -25,7 +25,7 @@ from whywait.counting import devices_of
 from whywait.errors import InternalError, WhywaitError
 from whywait.lab.state import Engine
 from whywait.load import calibrate, preflight, recount, tokens
-from whywait.load.crew import Crew, Report, Solo, Writer, many_sockets, still_doubt
+from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
 from whywait.load.driver import Point, Progress
 from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
@@ -33,6 +33,7 @@ from whywait.load.recipe import Load, closed_schedule, schedule_of
 from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import parse_url, read_key
+from whywait.net.limits import many_sockets
 from whywait.options import Options, Say, journey_of, may_load, new_directory, stderr
 from whywait.probe import bench, host
 from whywait.probe.gpu import device_names

@@ -40,6 +40,16 @@ def ms(value: float | None) -> str:
     return f"{_sig(value)} ms"
 
 
+def seconds(value: float) -> str:
+    """A stretch of time for people: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    whole = round(value)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 6000:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def number(value: float | None, unit: str = "") -> str:
     """Three significant figures without exponent; '–' when unknown."""
     if value is None or not math.isfinite(value):

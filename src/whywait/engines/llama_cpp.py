@@ -100,6 +100,7 @@ TABLE = EngineTable(
     ignore_eos=True,
     per_token_body={"timings_per_token": True},
     no_cache_body={"cache_prompt": False},
+    version_pages=(("/props", "build_info"),),
 )
 
 

@@ -56,6 +56,7 @@ TABLE = EngineTable(
         "tensor_parallel": "--tp-size N",
         "queue_limit": "--max-queued-requests N",
         "metrics": "--enable-metrics",
+        "traces": "--enable-trace --otlp-traces-endpoint HOST:4317 (gRPC: --otlp-grpc-listen 4317)",
         "request_metrics": "--enable-cache-report",
         "profiler": "start it with SGLANG_TORCH_PROFILER_DIR=DIR, then POST /start_profile, and /stop_profile a few "
         "seconds later; open DIR in Perfetto",
@@ -75,4 +76,5 @@ TABLE = EngineTable(
     },
     spread_alike=("--enable-dp-attention",),
     ignore_eos=True,
+    version_pages=(("/server_info", "version"), ("/get_server_info", "version")),
 )

@@ -82,6 +82,7 @@ LIMITS: Mapping[str, str] = {
     "queue_limit": "requests that may wait before they are refused",
     "metrics": "what makes the engine publish its metrics",
     "request_metrics": "what makes the engine report its stages with every answer",
+    "traces": "what makes the engine send its spans (OTLP)",
     "profiler": "how its own profiler is run while the load is on",
 }
 #: What ``log_patterns`` may find; see ``lab/capacity.py`` for what is made of it.
@@ -148,3 +149,4 @@ class EngineTable:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     per_token_body: Mapping[str, Any] = field(default_factory=dict)
     no_cache_body: Mapping[str, Any] = field(default_factory=dict)
+    version_pages: tuple[tuple[str, str], ...] = ()  # (path, key in its JSON), the newer first

@@ -59,4 +59,5 @@ TABLE = EngineTable(
     spread={"tensor_parallel": ("--tp_size",), "pipeline_parallel": ("--pp_size",)},
     metrics_path="/prometheus/metrics",
     ignore_eos=True,
+    version_pages=(("/version", "version"),),
 )

@@ -74,6 +74,8 @@ TABLE = EngineTable(
         "queue_limit": "--max-num-queued-reqs N",
         "metrics": "(on unless --disable-log-stats)",
         "request_metrics": "--enable-per-request-metrics --enable-prompt-tokens-details",
+        "traces": "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf vllm serve … --otlp-traces-endpoint "
+                  "http://HOST:4318/v1/traces",
         # Older versions read the folder from VLLM_TORCH_PROFILER_DIR instead.
         "profiler": "start it with --profiler-config.profiler=torch --profiler-config.torch_profiler_dir=DIR, then "
                     "POST /start_profile, and /stop_profile a few seconds later; open DIR in Perfetto",
@@ -99,4 +101,5 @@ TABLE = EngineTable(
     ignore_eos=True,
     per_token_body={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     no_cache_body={"cache_salt": "{unique}"},
+    version_pages=(("/version", "version"),),
 )  # fmt: skip

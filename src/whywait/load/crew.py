@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,15 +160,6 @@ class Solo:
     def close(self) -> None:
         self.client.close()
         self.recorder.flush()
-
-
-def many_sockets() -> None:
-    """A socket per request in flight: take as many file descriptors as this process may have."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def still_doubt(still: list[tuple[int, int]]) -> dict[str, str] | None:

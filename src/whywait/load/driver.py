@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from whywait.core.events import Accepted, Failed, Finished, Sent
+from whywait.core.events import Failed
 from whywait.core.pacer import Chains, ClosedLoop, OpenLoop
 from whywait.core.recorder import Recorder
 from whywait.core.schedule import Schedule
-from whywait.net.client import Call, Client, Sink
+from whywait.load.progress import Progress, Watched
+from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
 from whywait.net.dialect import Tap
 from whywait.units import NS_PER_MS, NS_PER_S
+
+__all__ = ["Driver", "Point", "Progress", "planned"]
 
 FLUSH_NS = 500 * NS_PER_MS
 MAX_WAIT_NS = 100 * NS_PER_MS
@@ -60,18 +63,6 @@ class Point:
 
 
 @dataclass
-class Progress:
-    """What a live view may show while a point runs; the driver updates it in place."""
-
-    point: Point
-    sent: int = 0
-    ended: int = 0
-    in_flight: int = 0
-    chunks: int = 0
-    elapsed_s: float = 0.0
-
-
-@dataclass
 class Driver:
     """``body(row, schedule)`` gives a request's JSON; ``watch(progress)`` is called about twice a second.
 
@@ -98,7 +89,7 @@ class Driver:
         gc.collect()
         # Far enough ahead that writing the plan does not make the first requests late.
         start = self.begin(self.clock.now() + 20 * NS_PER_MS + 8_000 * len(schedule))
-        turn = _Turn(point.pacer(start), Progress(point), self._bodies(point), _Outcomes(self.recorder))
+        turn = _Turn(point.pacer(start), Progress(point), self._bodies(point), Watched(self.recorder, point.closed))
         row = {"point": point.number, "mode": point.mode, "target": point.target, "start_ns": start,
                "label": point.label, "elastic": point.elastic}  # fmt: skip
         self.recorder.begin_point(row, planned(point, start))
@@ -107,8 +98,7 @@ class Driver:
         gc.freeze()
         gc.disable()  # a collection over a long run's objects stops the loop for tens of ms
         cpu = time.process_time_ns()
-        if schedule.has_sessions:
-            self.client.recorder = turn.outcomes
+        self.client.recorder = turn.outcomes
         try:
             reason = self._loop(turn)
         finally:
@@ -151,7 +141,7 @@ class Driver:
                 next_flush = now + FLUSH_NS
                 self.recorder.flush()
                 progress.in_flight, progress.chunks = client.in_flight, client.chunks
-                progress.elapsed_s = (now - began) / NS_PER_S
+                progress.elapsed_s, progress.so_far = (now - began) / NS_PER_S, turn.outcomes.so_far(client)
                 self.watch(progress)
             reason = self.stop(progress)
             if reason:
@@ -175,23 +165,10 @@ class Driver:
         self.recorder.end_point(point.number, now, unplanned)
 
 
-class _Outcomes:
-    """A sink before the recorder that remembers which requests failed: what comes after those is not sent."""
-
-    def __init__(self, recorder: Sink) -> None:
-        self._recorder, self.failed = recorder, set[int]()
-        self.chunk = recorder.chunk  # the lean path stays as lean
-
-    def event(self, e: Sent | Accepted | Finished | Failed) -> None:
-        if isinstance(e, Failed):
-            self.failed.add(e.id)
-        self._recorder.event(e)
-
-
 class _Turn:
     """What one point's loop works with. ``sent`` holds a byte per row."""
 
-    def __init__(self, pacer: ClosedLoop | OpenLoop, progress: Progress, bodies: _Bodies, outcomes: _Outcomes) -> None:
+    def __init__(self, pacer: ClosedLoop | OpenLoop, progress: Progress, bodies: _Bodies, outcomes: Watched) -> None:
         self.pacer, self.progress, self.bodies, self.outcomes = pacer, progress, bodies, outcomes
         self.sent = bytearray(len(progress.point.schedule))
 

@@ -36,6 +36,7 @@ from whywait.errors import InternalError, WhywaitError
 from whywait.load.crew import Report, Solo, Stop, Writer
 from whywait.load.driver import Point, Progress, planned
 from whywait.load.preflight import Target
+from whywait.load.progress import together
 from whywait.net.clock import Clock, bracket
 from whywait.units import NS_PER_MS
 
@@ -158,7 +159,7 @@ def main() -> int:
 
     def watch(p: Progress) -> None:
         about = _facts(solo, clock, job)
-        say("progress", [p.sent, p.ended, p.in_flight, p.chunks, p.elapsed_s, about])
+        say("progress", [p.sent, p.ended, p.in_flight, p.chunks, p.elapsed_s, about, dataclasses.asdict(p.so_far)])
 
     solo = Solo(job.target, recorder, clock, watch, lambda _p: inbox.reason)
     solo.begin = begin
@@ -191,6 +192,7 @@ class _Shard:
         self.job = job
         self.report: Report | None = None
         self.progress = [0, 0, 0, 0, 0.0]
+        self.so_far: dict[str, Any] = {}
         self.points: list[tuple[dict[str, Any], Point]] = []
         self.lost = ""
         self.ended = True  # it has nothing to do
@@ -221,7 +223,7 @@ class _Shard:
 
     def understand(self, what: str, value: Any) -> None:
         if what == "progress":
-            self.progress, facts = value[:5], value[5]
+            self.progress, facts, self.so_far = value[:5], value[5], value[6]
             self.report = Report(**facts)
         elif what == "ended":
             self.reason, self.report, self.ended = value[0], Report(**value[2]), True
@@ -270,6 +272,7 @@ class Shards:
             if part is None:
                 continue
             shard.ended, shard.reason, shard.start_ns, shard.progress = False, "", 0, [0, 0, 0, 0, 0.0]
+            shard.so_far = {}
             shard.points.append(({"point": point.number, "mode": point.mode, "target": part.target,
                                   "label": point.label}, part))  # fmt: skip
             busy.append(shard)
@@ -290,6 +293,7 @@ class Shards:
             progress.elapsed_s = max(s.progress[4] for s in busy)
             if time.monotonic() >= next_watch:
                 next_watch += WATCH_S
+                progress.so_far = together(s.so_far for s in busy)
                 self._watch(progress)
             reason = next((s.lost or s.reason for s in busy if s.lost or s.reason), "") or self._stop(progress)
             if reason and not told:

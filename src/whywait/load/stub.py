@@ -14,7 +14,6 @@ import hmac
 import ipaddress
 import json
 import os
-import resource
 import signal
 import ssl
 import subprocess
@@ -33,6 +32,7 @@ from whywait.errors import InternalError, UsageError, WhywaitError
 from whywait.load.stub_plan import Ask, Options, Plan, parse_fault, read_ask
 from whywait.load.stub_stream import Stream
 from whywait.net.dialect import PATHS
+from whywait.net.limits import many_sockets
 from whywait.net.reply import error
 from whywait.net.serve import Reply, Request, Server
 
@@ -260,8 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN if die_with_stdin else lambda *_: server.stop())
     if die_with_stdin:
         server.loop.watch(0, lambda _: None if os.read(0, 4096) else server.stop())
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    many_sockets()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)  # a full collection in the middle of a run is milliseconds of lateness
     print(json.dumps({"port": server.port, "pid": os.getpid(), "url": server.url}), flush=True)

@@ -150,6 +150,9 @@ class Client:
             if conn.flight is not None:
                 self._fail(conn, outcome, "none", detail)
 
+    def flights(self) -> list[Flight]:
+        return [c.flight for c in self._conns.values() if c.flight is not None]
+
     def close(self) -> None:
         self.cancel_all("cancelled", "the client closed")
         for conn in list(self._conns.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 from types import FrameType
 
@@ -21,6 +22,8 @@ def agent(args: argparse.Namespace) -> int:
     looks = Agent(args.pid, args.engine_port)
     server = serve(looks, listening, token)
     where = url_of(listening)
+    if args.json:
+        print(json.dumps({"url": where}), flush=True)
     stderr(f"this machine's readings are at {where}; give --agent {where} to run, sweep, diagnose or watch")
 
     def stop(_number: int, _frame: FrameType | None) -> None:

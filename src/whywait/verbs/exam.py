@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from whywait import exam_blind, exam_score
 from whywait.errors import EXIT_OK, EXIT_SERVICE, GateFailed, UsageError
@@ -23,8 +24,7 @@ def exam(args: argparse.Namespace) -> int:
     if args.action == "keep":
         return _keep(args, chosen, folder)
     if args.list:
-        print(exam_score.listing(chosen, folder))
-        return EXIT_OK
+        return _told(args, exam_score.listed(chosen, folder), exam_score.listing(chosen, folder))
     names = {c.name for c in chosen}
     if args.blind == "each":
         return _each_blind(args, folder, names)
@@ -39,12 +39,21 @@ def _simulate(args: argparse.Namespace) -> int:
 
     found = exam_sim.cases(args.rounds, args.seed, args.cases)
     if args.list:
-        print("\n".join(exam_sim.listing(found)))
-        return EXIT_OK
+        rows = [{"name": c.case.name, "accepted": list(c.case.accepted)} for c in found]
+        return _told(args, rows, "\n".join(exam_sim.listing(found)))
     marked = exam_sim.score(found, args.jobs)
     if args.page:
         _write_page(Path(args.page), exam_sim.markdown(marked), (exam_sim.BEGIN, exam_sim.END))
     return _said(args, marked, "whywait exam simulate --cases CASE --json")
+
+
+def _told(args: argparse.Namespace, found: Any, words: str) -> int:
+    if args.json:
+        json.dump(found, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        print(words)
+    return EXIT_OK
 
 
 def _said(args: argparse.Namespace, marked: list[exam_score.Marked], look: str) -> int:
@@ -60,10 +69,11 @@ def _said(args: argparse.Namespace, marked: list[exam_score.Marked], look: str) 
 
 
 def _each_blind(args: argparse.Namespace, folder: Path, names: set[str]) -> int:
-    table, wrong = exam_score.blind_table(folder, names)
+    rows = exam_score.blind_rows(folder, names)
+    table, wrong = exam_score.blind_table(rows), [w for r in rows for w in r["wrong"]]
     if args.page:
         _write_page(Path(args.page), table, (exam_score.BLIND_BEGIN, exam_score.BLIND_END))
-    print(table, end="")
+    _told(args, rows, table.rstrip("\n"))
     if wrong:
         raise GateFailed(f"{len(wrong)} confident and wrong: {'; '.join(wrong)}", "whywait exam score --blind …")
     return EXIT_OK
@@ -84,6 +94,9 @@ def _record(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:
     failed = record(chosen, folder, args.vllm)
     if failed:
         stderr(f"whywait: not recorded: {', '.join(failed)}")
+    if args.json:
+        _told(args, {"folder": str(folder), "recorded": [c.name for c in chosen if c.name not in failed],
+                     "failed": failed}, "")  # fmt: skip
     return EXIT_SERVICE if failed else EXIT_OK
 
 
@@ -94,5 +107,5 @@ def _keep(args: argparse.Namespace, chosen: list[Case], folder: Path) -> int:
         raise UsageError("keep needs a folder to write to", "--out exam")
     if Path(args.out).resolve() == folder.resolve():
         raise UsageError("the kept runs would take the place of the recorded ones", "another --out")
-    print(f"{keep(chosen, folder, Path(args.out))} cases kept in {args.out}")
-    return EXIT_OK
+    n = keep(chosen, folder, Path(args.out))
+    return _told(args, {"folder": args.out, "kept": n}, f"{n} cases kept in {args.out}")

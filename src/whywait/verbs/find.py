@@ -28,7 +28,8 @@ def find(args: argparse.Namespace) -> int:
         if args.max_rate is not None:
             options = dataclasses.replace(options, max_requests=round(args.max_rate * budget_s))
         stderr(f"searching {options.url} for about {budget_s:.0f} s")
-        result = finding.find(options, rules, budget_s, args.max_rate, watch=live.watcher(), engine=engine)
+        watch = live.watcher(budget_s=budget_s)
+        result = finding.find(options, rules, budget_s, args.max_rate, watch=watch, engine=engine)
         live.done()
     return _finish(args, result, gates)
 

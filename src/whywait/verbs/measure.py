@@ -20,7 +20,7 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import mean_rate, schedule_of
 from whywait.net.reach import Reach, parse_header
-from whywait.report import knee, live, probe, text
+from whywait.report import bench, knee, live, probe, text
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 from whywait.verbs import reading
@@ -68,7 +68,7 @@ def diagnose(args: argparse.Namespace) -> int:
             args.output_tokens = args.output_tokens or lengths[1]
         options = _options(args, engine)
         stderr(f"diagnosing {options.url} for about {budget:.0f} s")
-        result = app.diagnose(options, budget, watch=live.watcher(), engine=engine)
+        result = app.diagnose(options, budget, watch=live.watcher(budget_s=budget), engine=engine)
         live.done()
         return _finish_with_report(args, result, gates)
 
@@ -96,6 +96,9 @@ def _finish_with_report(
 
 
 def show(args: argparse.Namespace) -> int:
+    of_many = [n for n in ("trial", "quality", "plan", "vary") if (Path(args.run_dir) / f"{n}.json").exists()]
+    if as_bench(args) and of_many:
+        raise UsageError("--format bench is for one run", f"whywait show of a run inside {args.run_dir}")
     if (Path(args.run_dir) / "trial.json").exists():
         from whywait.verbs import ab
 
@@ -132,11 +135,13 @@ def _writable(path: str | None) -> None:
 
 
 def _measure(args: argparse.Namespace, loads: list[app.Load]) -> int:
+    as_bench(args)
     gates = parse_gates(args.fail_if)
     with _service(args) as engine:
         options = _options(args, engine)
         options = dataclasses.replace(options, max_requests=_ceiling(loads, options.workload))
-        result = app.measure(options, loads, watch=live.watcher(), engine=engine)
+        spans = [load.duration_s for load in loads]
+        result = app.measure(options, loads, watch=live.watcher(spans), engine=engine)
         live.done()
         return _finish(args, result, gates)
 
@@ -295,8 +300,10 @@ def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate], jud
 
 
 def tell(args: argparse.Namespace, result: app.Result) -> None:
-    """The result on stdout: JSON, the answer of a search, or verdicts and table."""
-    if args.json:
+    """The result on stdout: JSON, the block of serving benchmarks, the answer of a search, or verdicts and table."""
+    if as_bench(args):
+        bench.print_bench(app.as_benchmark(result), result.summary, str(result.directory))
+    elif args.json:
         json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
         print()
     elif "find" in result.summary:
@@ -305,6 +312,17 @@ def tell(args: argparse.Namespace, result: app.Result) -> None:
         probe.print_probe(result.summary, str(result.directory))
     else:
         text.print_result(result.summary, result.verdicts, str(result.directory))
+
+
+def as_bench(args: argparse.Namespace) -> bool:
+    """
+    Raises:
+        UsageError: two forms are asked for at once.
+    """
+    asked = getattr(args, "format", "text") == "bench"
+    if asked and args.json:
+        raise UsageError("--format bench and --json are two forms of one result", "choose one")
+    return asked
 
 
 def raise_invalid(invalid: list[str]) -> None:

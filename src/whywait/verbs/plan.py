@@ -15,6 +15,7 @@ from whywait import deciding, planning, planning_space
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.load.recipe import mean_rate
 from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
+from whywait.report import live
 from whywait.session import new_directory, stderr
 from whywait.sim import catalog
 from whywait.verbs import measure
@@ -146,14 +147,7 @@ def _offers(args: argparse.Namespace) -> tuple[Offer, ...]:
     return tuple(given) or shipped()
 
 
-def _progress() -> Callable[[str, int, int], None] | None:
-    """A line that is written over, on a terminal only."""
-    if not sys.stderr.isatty():
+def _progress() -> Callable[[str, int, int], None]:
+    if not live.can_move(sys.stderr):
         stderr("planning: bounds first, then one replica of each, then whole services in draws")
-        return None
-
-    def told(what: str, done: int, of: int) -> None:
-        end = "\r\033[K" if done == of else ""
-        print(f"\r\033[K{what}: {done} of {of}{end}", end="", file=sys.stderr, flush=True)
-
-    return told
+    return live.Counter()

@@ -25,7 +25,8 @@ def probe(args: argparse.Namespace) -> int:
             f"probing {options.url}: at most {requests} requests, about {tokens:,} tokens, one stream at a time and "
             f"two for the pairs; for about {budget_s:.0f} s"
         )
-        result = probing.probe(options, budget_s, args.longest, watch=live.watcher(), engine=engine)
+        watch = live.watcher(budget_s=budget_s)
+        result = probing.probe(options, budget_s, args.longest, watch=watch, engine=engine)
         live.done()
     found = result.summary["probe"]
     if args.json:

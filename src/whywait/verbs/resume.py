@@ -15,6 +15,7 @@ from whywait.verbs import measure
 
 def resume(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
+    measure.as_bench(args)
     if (Path(args.run_dir) / "trial.json").exists():
         raise UsageError(f"{args.run_dir} is a paired trial", "the same whywait ab command goes on with it")
     options = dataclasses.replace(

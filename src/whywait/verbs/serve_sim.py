@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
+import json
 import sys
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from whywait.core.run import Run
 from whywait.errors import EXIT_OK, UsageError
 from whywait.judge.calibrate import Calibration
 from whywait.judge.calibrate_fit import calibrate
+from whywait.net.limits import many_sockets
 from whywait.net.reach import is_loopback
 from whywait.session import stderr
 from whywait.sim import catalog
@@ -63,7 +64,12 @@ def serve_sim(args: argparse.Namespace) -> int:
     pace = "" if args.speed == 1 else f", {args.speed:g} times as fast"
     space = f"{d.replicas} × {service.kv_blocks * service.block:,} tokens of KV"
     stderr(f"{space}; a request has at most {service.context:,}; 4 bytes are a token{pace}")
-    print(f"{front.server.url}/v1 serves {service.model}; stop with Ctrl-C", flush=True)
+    at = f"{front.server.url}/v1"
+    if args.json:
+        facts = {"url": at, "model": service.model, "modelled": label, "speed": args.speed, "context": service.context}
+        print(json.dumps(facts), flush=True)
+    else:
+        print(f"{at} serves {service.model}; stop with Ctrl-C", flush=True)
     _ready_for_many()
     with stopped_by_signals(front.server.stop):
         front.server.run()
@@ -98,8 +104,7 @@ def _service(args: argparse.Namespace) -> tuple[Deployment, str]:
 
 
 def _ready_for_many() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    many_sockets()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)  # a full collection in the middle of a step is milliseconds of lateness
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from whywait.core.schedule import Workload
 from whywait.errors import EXIT_OK, GateFailed, UsageError
 from whywait.judge.gates import failed_gates, parse_gates
 from whywait.load.recipe import Load, mean_rate
+from whywait.report import live
 from whywait.report import simulate as report
 from whywait.sim import catalog, techniques
 from whywait.sim.deployment import Deployment
@@ -88,13 +90,5 @@ def _loads(args: argparse.Namespace, workload: Workload) -> list[Load]:
     return [measure.load_of(args, "concurrency", c) for c in args.concurrency or LOADS]
 
 
-def _progress() -> Callable[[int, int], None] | None:
-    """A line that is written over, on a terminal only."""
-    if not sys.stderr.isatty():
-        return None
-
-    def told(done: int, of: int) -> None:
-        end = "\r\033[K" if done == of else ""
-        print(f"\rsimulated {done} of {of} draws{end}", end="", file=sys.stderr, flush=True)
-
-    return told
+def _progress() -> Callable[[int, int], None]:
+    return functools.partial(live.Counter(), "draws simulated")

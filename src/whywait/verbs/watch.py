@@ -8,11 +8,11 @@ import json
 import sys
 from typing import Any
 
-from rich.live import Live
+from rich import live as rich_live
 
 from whywait import app, observing
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, UsageError
-from whywait.report import text
+from whywait.report import live, text
 from whywait.report.watch import view
 from whywait.session import stderr
 from whywait.verbs import measure, reading
@@ -25,7 +25,7 @@ REFRESH_S = 3.0  # of the live view
 def watch(args: argparse.Namespace) -> int:
     reading.engine_file(args)
     options = _options(args)
-    moving = not (args.json or args.once) and sys.stdout.isatty()
+    moving = not (args.json or args.once) and live.can_move(sys.stdout)
     result: app.Result | None = None
     with observing.Watcher(options) as watcher:
         stderr(f"watching {_where(options)}: nothing is sent but requests for its metrics")
@@ -49,9 +49,9 @@ def watch(args: argparse.Namespace) -> int:
 
 def _live(watcher: observing.Watcher, options: observing.Watch) -> app.Result | None:
     result = None
-    with Live(console=text.console(), screen=False, auto_refresh=False) as live:
+    with rich_live.Live(console=text.console(), screen=False, auto_refresh=False) as shown:
         for result in watcher.windows(min(REFRESH_S, options.window_s)):
-            live.update(view(result.summary, result.verdicts, _where(options), options.window_s), refresh=True)
+            shown.update(view(result.summary, result.verdicts, _where(options), options.window_s), refresh=True)
     return result
 
 
