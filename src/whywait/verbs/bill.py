@@ -29,7 +29,7 @@ def bill(args: argparse.Namespace) -> int:
     run = Run.load(args.run_dir)
     found = the_machine(run)
     ask = Ask(
-        _offers(args, found.name if found else None),
+        offers_of(args, found.name if found else None),
         args.devices,
         parse_model(args.power_model),
         args.share_by,
@@ -65,7 +65,7 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         raise UsageError(f"cannot write {path}: {exc.strerror}", "give a file in a folder that exists") from None
 
 
-def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
+def offers_of(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
     """What the flags give; the shipped book only where they give nothing.
 
     Raises:
