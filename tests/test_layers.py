@@ -61,6 +61,10 @@ MAY: dict[str, set[str]] = {
         "planning_search",
         "planning_space",
     },
+    "comparing": {*CORE, *ANALYSIS, "probe", "judge", "app"},
+    "listing": {*CORE, *ANALYSIS, "judge", "app"},
+    "testing": {*CORE, "judge", "comparing"},
+    "pytest_plugin": {"errors", "testing", "whywait"},
     "starting": {*FLOOR, *PRODUCERS, "options", "app"},
     "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "starting"},
     "grading": {*CORE, "analyze"},
@@ -89,6 +93,8 @@ MAY: dict[str, set[str]] = {
         "trying",
         "qualifying",
         "varying",
+        "comparing",
+        "listing",
         "observing",
         "reading",
         "exam",
@@ -98,11 +104,19 @@ MAY: dict[str, set[str]] = {
     },
     "flags": {"whywait"},
     "flags_lab": {"whywait", "flags"},
+    "flags_out": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim"},
+    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
     "__main__": {"cli"},
 }
-CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim"}
+CLI_AT_IMPORT = {
+    "whywait",
+    "whywait.errors",
+    "whywait.flags",
+    "whywait.flags_lab",
+    "whywait.flags_out",
+    "whywait.flags_sim",
+}
 
 
 def part(module: str) -> str:

@@ -19,6 +19,8 @@ from whywait.analyze.bill import Ask
 from whywait.analyze.digest import Digest
 from whywait.analyze.disturbed import disturbances
 from whywait.analyze.energy_model import the_machine
+from whywait.analyze.remote import with_agents
+from whywait.analyze.summary import summarize
 from whywait.core.run import Run, manifest_of
 from whywait.core.secrets import clean
 from whywait.errors import UsageError
@@ -26,6 +28,7 @@ from whywait.judge import alike, change_gates, compared
 from whywait.judge.change_gates import ChangeGate
 from whywait.judge.compared import Finding
 from whywait.physics.prices import Offer, of_machine, shipped
+from whywait.probe.spans import joined as with_spans
 
 MOST_BYTES = 200_000_000  # of a JSON file that is read: more is none of ours
 KIND = "whywait comparison"
@@ -33,10 +36,11 @@ KIND = "whywait comparison"
 
 @dataclass(frozen=True)
 class Options:
-    """``at``: only these load points, as they are named; ``metrics``: what is claimed (empty: the usual); ``threshold``: of a change that counts; ``slo``: judge goodput by
+    """``allow``: kinds of unlikeness (``judge.alike.KINDS``); ``at``: only these load points, as they are named;
+    ``metrics``: what is claimed (empty: the usual); ``threshold``: of a change that counts; ``slo``: judge goodput by
     this one (None: the run's own); ``run_noise``: standard deviation from run to run as a share, where no repeats tell;
-    ``offers``: a price book (None: the shipped one; the first offer for a run's machine is taken); ``devices``: how many
-    serve, where a run does not tell."""
+    ``offers``: a price book (None: the shipped one; the first offer for a run's machine is taken); ``devices``: how
+    many serve, where a run does not tell."""
 
     allow: tuple[str, ...] = ()
     at: tuple[str, ...] = ()
@@ -99,9 +103,9 @@ def read(source: Any, o: Options, name: str = "") -> Digest:
     path = Path(source)
     if path.is_dir():
         _no_other(path)
-        return of_run(app.show(path).run, o, name or path.name)
+        return of_run(with_spans(Run.load(path)).run, o, name or path.name)
     if path.name == "summary.json" and (path.parent / "requests.parquet").exists():
-        return of_run(app.show(path.parent).run, o, name or path.parent.name)
+        return of_run(with_spans(Run.load(path.parent)).run, o, name or path.parent.name)
     return _own_slo(_of_file(path, name or path.name), o)
 
 
@@ -111,7 +115,8 @@ def of_run(run: Run, o: Options, name: str) -> Digest:
         workload = dict(run.manifest.workload)
         workload["classes"] = [{**c, "slo": {}} for c in workload.get("classes") or ()]
         run = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, slo=o.slo, workload=workload))
-    summary = app.analysed(run, Path(name)).summary
+    run = with_agents(run)
+    summary = summarize(run)
     machine = the_machine(run)
     book = shipped() if o.offers is None and machine else o.offers or ()
     ask = Ask(of_machine(book, machine.name if machine else None), o.devices)
@@ -175,11 +180,15 @@ def _own_slo(d: Digest, o: Options) -> Digest:
 
 def _names(sources: Sequence[Any]) -> list[str]:
     """Short and distinct: of a path its last part, with as much before it as tells it from the others."""
-    out = [str(s) if isinstance(s, (str, Path)) else getattr(s, "name", None) or str(getattr(s, "directory", "run"))
-           for s in sources]  # fmt: skip
+    out = [str(_folder(Path(s))) if isinstance(s, (str, Path))
+           else getattr(s, "name", None) or str(getattr(s, "directory", "run")) for s in sources]  # fmt: skip
     short = [Path(x).name or x for x in out]
     named = [s if short.count(s) == 1 else x for s, x in zip(short, out, strict=True)]
     return [n if named.count(n) == 1 else f"{n} ({i})" for i, n in enumerate(named)]
+
+
+def _folder(path: Path) -> Path:
+    return path.parent if path.name == "summary.json" and path.parent.name else path
 
 
 _Judged = tuple[list[tuple[Comparison, list[Finding], list[Finding]]], tuple[list[str], list[str]]]

@@ -11,10 +11,14 @@ from whywait.flags import rate
 def compare(p: argparse.ArgumentParser) -> None:
     p.add_argument("runs", nargs="+", metavar="RUN", help="A, then every B: run folders, summary.json, baselines")
     p.add_argument("--repeat", action="append", default=[], metavar="RUN", help="one more run of A (repeatable)")
-    p.add_argument("--save-baseline", metavar="FILE", help="keep RUN … (runs of the same) as a small JSON; no comparison")
+    p.add_argument(
+        "--save-baseline", metavar="FILE", help="keep RUN … (runs of the same) as a small JSON; no comparison"
+    )
     p.add_argument("--allow", action="append", default=[], metavar="LIST",
                    help="compare in spite of unlike: definitions,workload,model,slo,load")  # fmt: skip
-    p.add_argument("--at", action="append", default=[], metavar="LOAD", help="only this one: 'concurrency 8' (repeatable)")
+    p.add_argument(
+        "--at", action="append", default=[], metavar="LOAD", help="only this one: 'concurrency 8' (repeatable)"
+    )
     p.add_argument("--metric", action="append", default=[], metavar="FIGURE", help="what to look at (repeatable)")
     p.add_argument("--threshold", metavar="SHARE", default="5%", help="the least change that counts (default 5%%)")
     p.add_argument("--run-noise", metavar="SHARE", help="how much a figure differs from run to run (sd): 2%%")

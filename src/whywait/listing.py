@@ -80,10 +80,8 @@ def history(directory: Path, choice: Choice | None = None) -> dict[str, Any]:
 
 def _folders(top: Path) -> Iterator[Path]:
     """Those that hold a run, or what is left of one, in the order of their names; links are not followed."""
-    seen = 0
-    for root, folders, files in os.walk(top, onerror=None, followlinks=False):
+    for seen, (root, folders, files) in enumerate(os.walk(top, onerror=None, followlinks=False)):
         folders.sort()
-        seen += 1
         if seen > MOST:
             return
         here = Path(root)

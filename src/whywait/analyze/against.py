@@ -1,11 +1,13 @@
 """Two load points, one of A and one of B → what changed, figure by figure, with a standard error.
 
-*Paired* where both sent the same schedule: request k of A and request k of B are drawn together. Else each side is drawn
-by itself. What is drawn are blocks of requests that follow each other in the schedule, about as many as were in flight,
-since requests that are served together share what befalls the service; never gaps within a request. Rates and shares
-of the device's time are over ten pieces of each window (batch means). Where only a summary is left, its own intervals
-are joined (each side's half width as a standard error). Repeats of A show what differs from run to run of the same,
-which no resampling of one run can: where there are any they are part of the error.
+*Paired* where both sent the same schedule: request k of A and request k of B are drawn together. Else each side is
+drawn by itself. What is drawn are blocks of requests that follow each other in the schedule, at least about as many as
+were in flight and ``MOST_BLOCKS`` at most, since requests that are served together share what befalls the service;
+never gaps within a request. Where neighbouring blocks still resemble each other the error is widened as for a
+first-order autoregression (with Kendall's correction of its small-sample bias, *Biometrika* 41 (1954) 403) and counts
+for fewer. Rates and shares of the device's time are over ten pieces of each window (batch means). Where only a summary
+is left, its own intervals are joined (each side's half width as a standard error). Repeats of A show what differs from
+run to run of the same, which no resampling of one run can: where there are any they are part of the error.
 
 An effect is ln(B / A) where both are positive quantities, B − A for shares, counts and parts of a request's time.
 """
@@ -25,7 +27,9 @@ from whywait.analyze.student import quantile, two_sided
 from whywait.core.table import Array
 
 DRAWS = 400
-LEAST_BLOCKS = 8  # fewer say little of how they differ
+LEAST_BLOCKS, MOST_BLOCKS = 8, 12  # fewer say little of how they differ; more would not be long enough
+MOST_ALIKE = 0.8  # correlation of neighbouring blocks that is reckoned with
+LEAST_DF = 2.0
 LEAST_PIECES = 4  # of a window
 LEAST_MATCHED = 0.9  # of the shorter point's requests: fewer are another schedule
 RESOLUTION = 1e-3  # of a figure: two runs are not told apart better than this
@@ -37,9 +41,9 @@ _SHARES = {"goodput_share": ("good", "due"), "failed_share": ("ok", "tried")}
 
 @dataclass(frozen=True)
 class Change:
-    """What B does to one figure. ``value`` and ``se`` are on ``scale`` (ln of the ratio, or the difference); ``se`` None
-    where nothing is known of it, with ``why``; ``df`` its degrees of freedom. ``how`` names the method, ``n`` counts the
-    requests (pairs, or the lesser side) or pieces."""
+    """What B does to one figure. ``value`` and ``se`` are on ``scale`` (ln of the ratio, or the difference); ``se`` is
+    None where nothing is known of it, with ``why``; ``df`` its degrees of freedom. ``how`` names the method, ``n``
+    counts the requests (pairs, or the lesser side) or pieces."""
 
     name: str
     metric: Metric
@@ -112,7 +116,9 @@ class Comparison:
 
     def __init__(self, a: Point, b: Point, why: str = "", run_noise: float = 0.0, seed: int = 1) -> None:
         self.a, self.b, self.seed, self.run_noise = a, b, seed, run_noise
-        none = np.zeros(0, dtype=np.int64)
+        none: Array = np.zeros(0, dtype=np.int64)
+        self.i: Array
+        self.j: Array
         self.i, self.j, self.why_apart = (none, none, why) if why else pairing(a, b)
 
     @property
@@ -186,9 +192,10 @@ class Comparison:
         mid = _effect(scale, own[0], own[1])
         if why or not math.isfinite(mid):
             return replace(_unknown(name, metric, (value_a, value_b), why or "one side is nothing"), n=n)
-        se = self._drawn(sides, usual, scale, blocks)
-        se = max(se, _floor(scale, value_a, value_b))
-        return Change(name, metric, value_a, value_b, scale, mid, se, blocks - 1, "requests", n)
+        more = self._alike(sides, q, blocks)
+        se = max(self._drawn(sides, usual, scale, blocks) * math.sqrt(more), _floor(scale, value_a, value_b))
+        df = max((blocks - 1) / more, LEAST_DF)
+        return Change(name, metric, value_a, value_b, scale, mid, se, df, "requests", n)
 
     def _counted(self, p: Point, v: Array, everyone: bool) -> Array:
         rows = p.rows or {}
@@ -198,7 +205,16 @@ class Comparison:
     def _blocks(self, n: int) -> int:
         """As many as let each hold about the requests that are in flight together, but at least ``LEAST_BLOCKS``."""
         busy = max(self.a.busy, self.b.busy, 1.0)
-        return min(n, max(LEAST_BLOCKS, int(n / busy)))
+        return min(n, MOST_BLOCKS, max(LEAST_BLOCKS, int(n / busy)))
+
+    def _alike(self, sides: list[Array], q: str, blocks: int) -> float:
+        """By how much blocks that resemble their neighbours widen the variance (1: not at all)."""
+        parts = []
+        for v in sides:
+            centre = v.mean() if q == "mean" else np.quantile(v, QUANTILES[q])
+            s = (v - centre) / (abs(centre) or 1.0) if q == "mean" else (v > centre).astype(np.float64)
+            parts.append(np.bincount(_block_of(len(v), blocks), s, blocks))
+        return widened(parts[1] - parts[0]) if self.paired else max(map(widened, parts))
 
     def _drawn(self, sides: list[Array], usual: Callable[..., Array], scale: str, blocks: int) -> float:
         rng = np.random.default_rng(self.seed)
@@ -230,8 +246,9 @@ class Comparison:
             k = self._blocks(len(x))
             parts = np.bincount(_block_of(len(x), k), x - x.mean(), k)
             p1 = (x.sum() + 1) / (len(x) + 2)
-            error += max(float((parts**2).sum()) / len(x) ** 2 * k / max(k - 1, 1), p1 * (1 - p1) / (len(x) + 2))
-        return Change(name, metric, *values, DIFFERENCE, values[1] - values[0], math.sqrt(error), 2 * blocks - 2,
+            of_blocks = float((parts**2).sum()) / len(x) ** 2 * k / max(k - 1, 1) * widened(parts)
+            error += max(of_blocks, p1 * (1 - p1) / (len(x) + 2))
+        return Change(name, metric, *values, DIFFERENCE, values[1] - values[0], math.sqrt(error), blocks - 1,
                       "requests", n)  # fmt: skip
 
     def _of_pieces(
@@ -246,7 +263,7 @@ class Comparison:
         if min(map(len, pieces)) < LEAST_PIECES:
             return self._of_bounds(name, metric, values)
         for x, usual in zip(pieces, values, strict=True):
-            v = _variance(x) / len(x)
+            v = _variance(x) / len(x) * widened(x)
             parts.append(v / usual**2 if scale == RATIO and usual else v)
         total, n = sum(parts), [len(x) for x in pieces]
         if scale == RATIO and not (a > 0 and b > 0):
@@ -265,7 +282,7 @@ class Comparison:
         if not math.isfinite(mid):
             return _unknown(name, metric, values, "one side is nothing")
         total = 0.0
-        for p, value in ((self.a, a), (self.b, b)):
+        for p in (self.a, self.b):
             low, high = p.bounds.get(name, (None, None))
             if low is None or high is None or (scale == RATIO and low <= 0):
                 found = _unknown(name, metric, values, "one value per run, without an interval")
@@ -315,6 +332,16 @@ def _quantile_of(q: str) -> Callable[..., Array]:
         return out
 
     return mean if q == "mean" else level
+
+
+def widened(x: Array) -> float:
+    """Variance of the mean of a series over that of independent values, from how alike neighbours are; 1 at least."""
+    n, d = len(x), x - x.mean()
+    if n < LEAST_PIECES or not (d != 0).any():
+        return 1.0
+    seen = float((d[1:] * d[:-1]).sum() / (d**2).sum())
+    true = min((seen + 1 / n) / max(1 - 3 / n, 0.2), MOST_ALIKE)
+    return (1 + true) / (1 - true) if true > 0 else 1.0
 
 
 def _block_of(n: int, blocks: int) -> Array:

@@ -40,7 +40,9 @@ def from_json(raw: Mapping[str, Any], where: str) -> Digest:
         raise UsageError(f"{where} is no baseline", "one is made by: whywait compare --save-baseline FILE RUN")
     version = raw.get("version")
     if not isinstance(version, int) or version > VERSION:
-        raise UsageError(f"{where} is a baseline of version {version!r}, this whywait reads {VERSION}", "upgrade whywait")
+        raise UsageError(
+            f"{where} is a baseline of version {version!r}, this whywait reads {VERSION}", "upgrade whywait"
+        )
     try:
         facts = dict(raw["facts"])
         facts["slo"] = {str(k): float(v) for k, v in facts["slo"].items()}
@@ -72,9 +74,9 @@ def _point(raw: Mapping[str, Any]) -> Point:
         if len(rows["rank"]) and not 0 <= rows["klass"].min() <= rows["klass"].max() < len(classes):
             raise ValueError("rows: a class that is not there")
     pieces = None if raw["pieces"] is None else {str(k): _column("", v) for k, v in raw["pieces"].items()}
-    target = raw["target"]
+    target, label = raw["target"], raw["label"]
     return Point(
-        str(raw["mode"]), None if target is None else float(target), None if raw["label"] is None else str(raw["label"]),
+        str(raw["mode"]), None if target is None else float(target), None if label is None else str(label),
         _number(raw["seconds"]), _number(raw["busy"]), {str(k): _number(v) for k, v in raw["figures"].items()},
         {str(k): (_maybe(v[0]), _maybe(v[1])) for k, v in raw["bounds"].items()},
         {str(k): int(v) for k, v in raw["counts"].items()}, classes, rows, pieces,

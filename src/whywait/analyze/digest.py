@@ -1,4 +1,4 @@
-"""What of a Run two comparisons need and no more: figures with their intervals, a row per request, pieces of the window.
+"""What comparing two Runs takes and no more: figures with intervals, a row per request, pieces of the window.
 
 A digest is made from a Run, from a ``summary.json`` alone (then without rows and pieces), or read from a baseline: the
 same as a small JSON that people keep beside their code (``analyze/baseline.py``). Nothing in it but numbers, names of
@@ -8,6 +8,7 @@ classes and the facts of the manifest (the command as it was typed among them); 
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -246,7 +247,7 @@ def _pieces(run: Run, one: Run, c: Content, w: Window) -> dict[str, Array] | Non
     ok = per_request(one, c).ok
     good = meets(one, one.manifest.slo, c)
     edges = np.linspace(w.start_ns, w.end_ns, PIECES + 1).astype(np.int64)
-    spans = [replace(w, start_ns=int(a), end_ns=int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    spans = [replace(w, start_ns=a, end_ns=b) for a, b in itertools.pairwise(edges.tolist())]
     length = w.seconds / PIECES
     out: dict[str, Array] = {}
     for tokens, requests, which in (("output_tokens_per_s", "requests_per_s", ok),
@@ -270,8 +271,8 @@ def _phase_pieces(one: Run, w: Window) -> dict[str, Array]:
     inside = (which >= 0) & (which < FEW_PIECES)
     numbers = np.arange(FEW_PIECES)
     rows = one.points.where(np.zeros(FEW_PIECES, dtype=np.int64))
-    points = rows.replace(point=numbers, start_ns=edges[:-1], end_ns=edges[1:], steady_start_ns=edges[:-1].astype(float),
-                          steady_end_ns=edges[1:].astype(float))  # fmt: skip
+    steady = {"steady_start_ns": edges[:-1].astype(float), "steady_end_ns": edges[1:].astype(float)}
+    points = rows.replace(point=numbers, start_ns=edges[:-1], end_ns=edges[1:], **steady)
     requests = one.requests.replace(point=np.clip(which, 0, FEW_PIECES - 1)).where(inside)
     cut = Run(one.manifest, points, requests, one.chunks.where(np.isin(one.chunks["id"], requests["id"])),
               one.steps, one.readings)  # fmt: skip

@@ -1,8 +1,8 @@
 """May two runs be compared at all, and what was changed between them.
 
-What makes figures mean something else (definitions, workload, model, SLO, load) is *unlike*: it is named, and it takes a
-word to compare all the same. What one changes to see what it does (engine, flags, machine) is *changed*: it is listed.
-What a source does not tell can be neither.
+What makes figures mean something else (definitions, workload, model, SLO, load) is *unlike*: it is named, and it takes
+a word to compare all the same. What one changes to see what it does (engine, flags, machine) is *changed*: it is
+listed. What a source does not tell can be neither.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def loads(a: Digest, b: Digest, anyway: bool) -> tuple[list[tuple[int, int]], li
         hint = "--allow load compares them all the same" if one else "measure both at the same --concurrency or --rate"
         raise UsageError(f"no load point is in both: {lists[0]} → {lists[1]}", hint)
     seen_a, seen_b = {i for i, _ in pairs}, {j for _, j in pairs}
-    only = ([p.load for i, p in enumerate(d.points) if i not in seen] for d, seen in ((a, seen_a), (b, seen_b)))
-    return (pairs, *only)
+    only_a = [p.load for i, p in enumerate(a.points) if i not in seen_a]
+    return pairs, only_a, [p.load for j, p in enumerate(b.points) if j not in seen_b]
 
 
 def check(found: Sequence[Unlike], allowed: Sequence[str], name: str) -> None:

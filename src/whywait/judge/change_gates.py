@@ -1,10 +1,10 @@
 """``--fail-if`` on a comparison: conditions on a change against A, decided only where its interval decides.
 
 ``goodput<-5%`` a relative change; ``ttft_ms.p95>+20ms`` a change in the figure's own unit (a sign makes it a change,
-``pp`` are points of a share); ``ttft_ms.p95>500`` B's own value, as ``whywait run`` has it; ``worse`` any claimed figure
-that surely became worse by the threshold or more. A gate *fails* where the whole interval of the change lies beyond its
-limit, *passes* where it lies on this side, and is *undecided* otherwise; what is unknown does not pass. The intervals of all gates of a comparison
-share one error of 5 %.
+``pp`` are points of a share); ``ttft_ms.p95>500`` B's own value, as ``whywait run`` has it; ``worse`` any claimed
+figure that surely became worse by the threshold or more. A gate *fails* where the whole interval of the change lies
+beyond its limit, *passes* where it lies on this side, and is *undecided* otherwise; what is unknown does not pass. The
+intervals of all gates of a comparison share one error of 5 %.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _gate(text: str, name: str, form: re.Match[str], limit: float) -> ChangeGate
     signed = -limit if sign == "-" else limit
     if unit == "%":
         return ChangeGate(text, name, form[2], signed / 100, "ratio")
-    if unit == "pp" and metric.unit != "share" or unit in _MS and metric.unit != "ms":
+    if (unit == "pp" and metric.unit != "share") or (unit in _MS and metric.unit != "ms"):
         raise UsageError(f"--fail-if {text!r}: {name} is not in {unit}", f"its unit is {metric.unit or 'none'}")
     value = signed * _MS.get(unit, 1.0) / (100 if unit == "pp" else 1)
     return ChangeGate(text, name, form[2], value, "difference" if sign or unit == "pp" else "level")
@@ -105,9 +105,7 @@ def _worse(found: Sequence[Finding]) -> tuple[str, float | None, float | None, f
     return PASSES, None, None, None, "nothing is surely worse"
 
 
-def _one(
-    g: ChangeGate, c: Comparison, level: float
-) -> tuple[str, float | None, float | None, float | None, str]:
+def _one(g: ChangeGate, c: Comparison, level: float) -> tuple[str, float | None, float | None, float | None, str]:
     change = c.change(g.figure)
     if g.kind == "level":
         return _level(g, c.b, change)

@@ -1,9 +1,9 @@
 """What changed between runs: findings per figure, with chance and size told apart, and the waits that moved.
 
 *Surely* (statistical): the change is no chance. All figures of all load points of all B's share one error of ``ALPHA``
-(Holm, *Scand. J. Stat.* 6 (1979) 65): that any of them is called a change where there is none. The waits, which explain,
-share another. *Counts* (practical): it is as large as the threshold, of the figure itself, of a request's time for a
-wait, in points for a share. Neither says the other:
+(Holm, *Scand. J. Stat.* 6 (1979) 65): that any of them is called a change where there is none. The waits, which
+explain, share another. *Counts* (practical): it is as large as the threshold, of the figure itself, of a request's time
+for a wait, in points for a share. Neither says the other:
 
 - ``better`` / ``worse`` / ``moved``: surely changed, by the threshold or more;
 - ``small``: surely changed, by less than the threshold;
@@ -63,7 +63,8 @@ class Finding:
         c = self.change
         low, high = c.bounds()
         return {
-            "name": c.name, "title": c.metric.title, "unit": c.metric.unit, "better": c.metric.better, "a": c.a, "b": c.b,
+            "name": c.name, "title": c.metric.title, "unit": c.metric.unit, "better": c.metric.better,
+            "a": c.a, "b": c.b,
             "scale": c.scale, "value": outward(c.value, c.scale), "low": outward(low, c.scale),
             "high": outward(high, c.scale), "p": c.p, "p_adjusted": self.p_adjusted, "surely": self.surely,
             "counts": self.counts, "state": self.state, "how": c.how, "n": c.n, "why": c.why, "claimed": self.claimed,
@@ -83,7 +84,7 @@ def findings(c: Comparison, names: Sequence[str], threshold: float, slo: bool) -
     out = []
     for name in names or FIGURES:
         change = c.change(name)
-        if not names and (name in NEED_SLO and not slo or (change.a is None and change.b is None)):
+        if not names and ((name in NEED_SLO and not slo) or (change.a is None and change.b is None)):
             continue
         out.append(Finding(change, size_of(change, threshold), "figures", True))
     for name in () if names else BESIDE:
@@ -124,7 +125,7 @@ def adjust(found: Sequence[Finding]) -> None:
         mine.sort(key=lambda f: f.change.p or 0.0)
         least = 0.0
         for i, f in enumerate(mine):
-            least = max(least, min(1.0, (len(mine) - i) * (f.change.p or 0.0)))
+            least = max(least, min(1.0, (len(mine) - i) * float(f.change.p or 0.0)))
             f.p_adjusted = least
     for f in found:
         f.state = _state(f)

@@ -141,5 +141,3 @@ def _chance(f: Mapping[str, Any]) -> str:
         return "–"
     text = f"under {SURELY:.1%}" if p < SURELY else f"{p:.1%}" if p < 0.1 else f"{p:.0%}"
     return text.replace("%", " %") if f["claimed"] else f"({text.replace('%', ' %')})"
-
-

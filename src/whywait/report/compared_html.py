@@ -10,16 +10,20 @@ from whywait.report.page import page
 from whywait.report.svg import Html, cat, clip, table, tag
 from whywait.report.trial_html import forest
 
-RULE = ("A change is sure where chance makes it seem so in less than 5 % of all comparisons of this size that show none; "
-        "it counts where it is as large as the threshold. Neither says the other.")  # fmt: skip
+RULE = ("A change is sure where chance makes one seem so in less than 5 % of comparisons like this that show none; it "
+        "counts where it is as large as the threshold. Neither says the other.")  # fmt: skip
 
 
 def render(result: Mapping[str, Any]) -> str:
     """The page of ``comparing.compare``."""
-    parts = [("findings", "Findings", cat(map(_summary, result["comparisons"])) + tag("p", _rule(result), class_="note"))]
+    parts = [
+        ("findings", "Findings", cat(map(_summary, result["comparisons"])) + tag("p", _rule(result), class_="note"))
+    ]
     if result["gates"]:
         rows = [[g["gate"], g["b"], g["load"], g["state"], g["why"]] for g in result["gates"]]
-        parts.append(("gates", "Gates", table(["gate", "B", "load", "", "why"], rows, "Conditions (--fail-if)", "text")))
+        parts.append(
+            ("gates", "Gates", table(["gate", "B", "load", "", "why"], rows, "Conditions (--fail-if)", "text"))
+        )
     many = len(result["comparisons"]) > 1
     for i, c in enumerate(result["comparisons"]):
         for k, p in enumerate(c["points"]):
@@ -48,7 +52,9 @@ def _summary(c: Mapping[str, Any]) -> Html:
 
 
 def _point(p: Mapping[str, Any], key: str) -> Html:
-    drawn = {f["name"]: {**f, "ratio": [f["value"], f["low"], f["high"]]} for f in p["figures"] if f["value"] is not None}
+    drawn = {
+        f["name"]: {**f, "ratio": [f["value"], f["low"], f["high"]]} for f in p["figures"] if f["value"] is not None
+    }
     over = "the pairs of requests" if p["paired"] else "the requests and pieces of both windows"
     body = tag("p", how(p), class_="meta") + forest(drawn, key, over)
     body += table(HEAD, figure_rows(p), f"Figures at {p['load']}")

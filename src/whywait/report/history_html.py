@@ -22,7 +22,9 @@ def render(result: Mapping[str, Any]) -> str:
     body = [_chart(result), tag("section", tag("h2", "Runs") + _table(result))]
     if result["broken"]:
         rows = [[b["name"], b["why"]] for b in result["broken"]]
-        body.append(tag("section", tag("h2", "Not read") + table(["folder", "why"], rows, "What could not be read", "text")))
+        body.append(
+            tag("section", tag("h2", "Not read") + table(["folder", "why"], rows, "What could not be read", "text"))
+        )
     header = tag("header", tag("p", "whywait history", class_="brand") + tag("h1", title))
     head = HEAD + tag("title", f"whywait: {title}") + Html(f"<style>{svg.STYLE}</style>")
     foot = tag("footer", f"whywait {result['whywait_version']}", class_="note")
@@ -53,9 +55,10 @@ def _chart(result: Mapping[str, Any]) -> Html:
 def _table(result: Mapping[str, Any]) -> Html:
     rows = []
     for r in result["runs"]:
-        figures = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
+        figures: Mapping[str, Any] = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
         told = "; ".join(filter(None, (r["verdict"], r["why"])))
-        rows.append([r["name"], r["date"] or "–", r["state"], r["engine"] or r["made_by"] or "–", clip(r["model"] or "–"),
+        who = r["engine"] or r["made_by"] or "–"
+        rows.append([r["name"], r["date"] or "–", r["state"], who, clip(r["model"] or "–"),
                      clip(r["machine"] or "–"), r["at"] or "–", amount(r["value"], result["unit"]),
                      *(amount(figures.get(k), unit) for k, _, unit in _COLUMNS), clip(told or "–", 200)])  # fmt: skip
     head = ["run", "date", "state", "engine", "model", "machine", "load", result["title"], *(t for _, t, _ in _COLUMNS),
