@@ -248,6 +248,21 @@ def test_what_is_unlike_is_refused_by_name_and_allowed_by_name(kind, changes, na
     assert any("unlike" in d["what"] for d in r["doubts"])
 
 
+def test_commands_are_told_by_the_words_that_differ():
+    words = ["run", "http://127.0.0.1:1", "--launch", "vllm serve tiny --port 1", "--concurrency", "8", "--out", "a"]
+    a = with_manifest(Service().closed(4, 40), command=words)
+    b = with_manifest(
+        a, command=[*words[:3], "vllm serve tiny --port 1 --max-num-seqs 4", *words[4:7], "b", "--strict"]
+    )
+    (c,) = compare(a, [b])["comparisons"]
+    assert c["changed"] == [{
+        "what": "command", "a": "'vllm serve tiny --port 1'",
+        "b": "'vllm serve tiny --port 1 --max-num-seqs 4' … --strict",
+    }]  # fmt: skip
+    (c,) = compare(a, [with_manifest(a, command=[*words[:7], "elsewhere"])])["comparisons"]
+    assert c["changed"] == []
+
+
 def test_a_seed_is_no_other_workload_and_does_not_pair():
     a = with_manifest(Service().closed(4, 40), workload=WORKLOAD)
     b = with_manifest(a, workload={**WORKLOAD, "seed": 2})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,3 +182,15 @@ def test_exit_codes(argv, code, folders, capsys):
     assert ("undecided: b" in out.err) == ("tpot_ms.p50>+20%" in argv)
     if code == 1:
         assert "fails at concurrency 8" in out.err
+
+
+def test_the_example_and_the_page_use_conditions_that_exist():
+    """What people copy must parse."""
+    root = Path(__file__).parents[1]
+    pages = [root / "docs" / "compare.md", *(root / "examples" / "02_performance_gate").iterdir()]
+    texts = [t for p in pages for t in re.findall(r"--fail-if '([^']+)'", p.read_text())]
+    assert len(texts) >= 5
+    rows = re.findall(
+        r"^\| `([^`]+)` \|", (root / "docs" / "compare.md").read_text().split("## Gates")[1], re.MULTILINE
+    )
+    assert len(parse([*texts, *rows[:5]])) == len(texts) + 5

@@ -127,8 +127,8 @@ def test_the_list_is_narrowed(folder):
 
 @pytest.mark.parametrize(
     ("argv", "word"),
-    [(["nowhere"], "is not a folder"), ([".", "--figure", "speed"], "no figure 'speed'"), ([".", "--last", "0"], "--last"),
-     ([".", "--html", "/nowhere/x.html"], "cannot write")],
+    [(["nowhere"], "is not a folder"), ([".", "--figure", "speed"], "no figure 'speed'"),
+     ([".", "--last", "0"], "--last"), ([".", "--html", "/nowhere/x.html"], "cannot write")],
 )  # fmt: skip
 def test_mistakes_are_one_clear_line(argv, word, capsys):
     assert call("history", *argv) == 2

@@ -7,7 +7,9 @@ listed. What a source does not tell can be neither.
 
 from __future__ import annotations
 
+import difflib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from whywait.errors import UsageError
 KINDS = ("definitions", "workload", "model", "slo", "load")
 #: Part of a workload that is not what was asked for: seeds give other requests of the same recipe.
 _FREE = ("seed", "slo")
+_WHERE = ("--out", "--html", "--report")  # of a command: flags with a value that say where results go
 _MOST = 160  # characters of a value
 
 
@@ -54,8 +57,9 @@ def untold(a: Digest, b: Digest) -> list[str]:
 def changed(a: Digest, b: Digest) -> list[Unlike]:
     """Engine, flags, machine, whywait itself: what one changes, as fields of both manifests that differ."""
     out: list[Unlike] = []
-    for key in ("made_by", "whywait_version", "described", "seed", "command"):
+    for key in ("made_by", "whywait_version", "described", "seed"):
         out += _compared("changed", key, a.facts.get(key), b.facts.get(key))
+    out += _commands(a.facts.get("command"), b.facts.get("command"))
     for key in ("engine", "machine", "asked"):
         if a.facts.get(key) is not None and b.facts.get(key) is not None:
             out += list(_fields("changed", key, a.facts[key], b.facts[key], absent=True))
@@ -111,6 +115,19 @@ def allowed_kinds(texts: Sequence[str]) -> tuple[str, ...]:
         if k not in KINDS:
             raise UsageError(f"--allow: {k!r} is not a kind of difference", f"one of: {', '.join(KINDS)}")
     return tuple(dict.fromkeys(out))
+
+
+def _commands(a: Any, b: Any) -> list[Unlike]:
+    """The words in which two command lines differ; where results went does not matter."""
+    if not isinstance(a, list) or not isinstance(b, list) or not a or not b:
+        return []
+    x, y = ([str(w) for i, w in enumerate(c) if w not in _WHERE and (not i or c[i - 1] not in _WHERE)] for c in (a, b))
+    parts = [op for op in difflib.SequenceMatcher(None, x, y, autojunk=False).get_opcodes() if op[0] != "equal"]
+    if not parts:
+        return []
+    gone, come = (" … ".join(shlex.join(c[lo:hi]) for lo, hi in spans if hi > lo)
+                  for c, spans in ((x, [p[1:3] for p in parts]), (y, [p[3:5] for p in parts])))  # fmt: skip
+    return [Unlike("changed", "command", _text(gone or None), _text(come or None))]
 
 
 def _recipe(workload: Any) -> Any:
