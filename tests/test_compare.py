@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis_runs import Service, make_run
+from tests.analysis_runs import Service, make_run, messy_runs
 from tests.comparable_runs import noisy, simulated
 from whywait import app
 from whywait.analyze import baseline, digest
@@ -26,6 +26,7 @@ from whywait.comparing import Options, compare, read, save_baseline
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge import compared
+from whywait.report.compared import STATES
 from whywait.report.compared_html import render
 
 ROOT = Path(__file__).parents[1]
@@ -502,3 +503,36 @@ def test_digests_of_one_run_are_the_same():
     a, b = (json.dumps(baseline.as_json(read(EXAM / "llama-rate-4", Options()))) for _ in range(2))
     assert a == b
     assert digest.PIECES >= 8
+
+
+@given(messy_runs(), messy_runs())
+@settings(max_examples=25, deadline=None)
+def test_whatever_a_run_holds_is_compared_or_refused(a, b):
+    for x, y in ((a, b), (a, a)):
+        try:
+            r = compare(x, [y], Options(allow=("load", "workload", "model", "slo")))
+        except UsageError:
+            continue
+        json.dumps(r, allow_nan=False)
+        render(r)
+        for f in (*figures(r).values(), *waits(r).values()):
+            if f["low"] is not None and f["high"] is not None:
+                assert f["low"] <= f["value"] <= f["high"]
+            assert f["state"] in STATES
+        if x is y:
+            assert found(r) == []
+
+
+def test_imported_runs_are_compared_and_pair_by_the_lengths_they_tell():
+    """No workload, nothing asked for is known: the service's own counts of prompt tokens are what there is."""
+    runs = []
+    for seed, slower in ((1, 0.0), (2, 0.3)):
+        run = noisy(STEADY, seed, slower)
+        nan = np.full(len(run.requests), np.nan)
+        requests = run.requests.replace(asked_prompt_tokens=nan, asked_output_tokens=nan, engine_prefill_ms=nan)
+        run = with_manifest(dataclasses.replace(run, requests=requests), made_by="imported", workload={}, engine={})
+        runs.append(run)
+    r = compare(runs[0], [runs[1]])
+    assert figures(r)["tpot_ms.p50"]["state"] == "worse"
+    assert r["comparisons"][0]["untold"] == ["the model", "the workload"]
+    assert any("may not be alike" in d["what"] for d in r["doubts"])

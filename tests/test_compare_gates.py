@@ -194,3 +194,18 @@ def test_the_example_and_the_page_use_conditions_that_exist():
         r"^\| `([^`]+)` \|", (root / "docs" / "compare.md").read_text().split("## Gates")[1], re.MULTILINE
     )
     assert len(parse([*texts, *rows[:5]])) == len(texts) + 5
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "state"),
+    [("ttft_ms.p50>+5ms", 4, UNDECIDED), ("ttft_ms.p50>+7.5ms", 2, UNDECIDED), ("ttft_ms.p50<-5ms", 4, UNDECIDED),
+     ("ttft_ms.p50<-0.1ms", 0, UNDECIDED), ("ttft_ms.p50>+11ms", 0, PASSES)],
+)  # fmt: skip
+def test_what_is_undecided_says_how_much_more_would_decide(text, times, state):
+    """Half the interval is 10 ms, the value 0: a limit 5 ms off needs a fourth of its variance."""
+    se = 10 / quantile(0.95, 11)
+    c = Change("ttft_ms.p50", Metric("TTFT", "ms", LOWER), 100.0, 100.0, DIFFERENCE, 0.0, se, 11, "x", 9)
+    (g,) = change_gates.judge(parse([text]), [(Known(c), [])], 1)
+    assert g["state"] == state
+    assert (f"about {times} times the requests" in g["why"]) == bool(times)
+    assert ("times the requests" in g["why"]) == bool(times)

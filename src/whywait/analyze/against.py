@@ -1,13 +1,13 @@
 """Two load points, one of A and one of B → what changed, figure by figure, with a standard error.
 
 *Paired* where both sent the same schedule: request k of A and request k of B are drawn together. Else each side is
-drawn by itself. What is drawn are blocks of requests that follow each other in the schedule, at least about as many as
-were in flight and ``MOST_BLOCKS`` at most, since requests that are served together share what befalls the service;
-never gaps within a request. Where neighbouring blocks still resemble each other the error is widened as for a
-first-order autoregression (with Kendall's correction of its small-sample bias, *Biometrika* 41 (1954) 403) and counts
-for fewer. Rates and shares of the device's time are over ten pieces of each window (batch means). Where only a summary
-is left, its own intervals are joined (each side's half width as a standard error). Repeats of A show what differs from
-run to run of the same, which no resampling of one run can: where there are any they are part of the error.
+drawn by itself. What is drawn are eight to twelve blocks of requests that follow each other in the schedule, since
+requests that are served together share what befalls the service; never gaps within a request. Where neighbouring blocks
+still resemble each other the error is widened as for a first-order autoregression (with Kendall's correction of its
+small-sample bias, *Biometrika* 41 (1954) 403) and counts for fewer. Rates and shares of the device's time are over ten
+pieces of each window (batch means). Where only a summary is left, its own intervals are joined (each side's half width
+as a standard error). Repeats of A show what differs from run to run of the same, which no resampling of one run can:
+where there are any they are part of the error.
 
 An effect is ln(B / A) where both are positive quantities, B − A for shares, counts and parts of a request's time.
 """
@@ -203,7 +203,7 @@ class Comparison:
         return found
 
     def _blocks(self, n: int) -> int:
-        """As many as let each hold about the requests that are in flight together, but at least ``LEAST_BLOCKS``."""
+        """As many as let each hold the requests that are in flight together, but not fewer than ``LEAST_BLOCKS``."""
         busy = max(self.a.busy, self.b.busy, 1.0)
         return min(n, MOST_BLOCKS, max(LEAST_BLOCKS, int(n / busy)))
 

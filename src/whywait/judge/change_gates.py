@@ -31,6 +31,7 @@ EXAMPLE = "such as 'goodput<-5%', 'ttft_ms.p95>+20ms' or 'ttft_ms.p95>500' (docs
 COUNTED = ("memory_bytes", "model_bytes", "kv_tokens", "preemptions", "kv_use_max", "running_max")
 _FORM = re.compile(r"\s*([a-z_][a-z0-9_]*(?:\.[\w' -]*\w)*)\s*(<=|>=|<|>)\s*([+-]?)\s*([\d.]+(?:[eE][+-]?\d+)?)\s*"
                    r"(%|pp|ms|s|us|)\s*")  # fmt: skip
+MOST_TIMES = 100  # as many requests: what would take more is not promised
 _MS = {"ms": 1.0, "s": 1000.0, "us": 0.001}
 
 
@@ -125,8 +126,16 @@ def _one(g: ChangeGate, c: Comparison, level: float) -> tuple[str, float | None,
     between = " … ".join(said(x + 1 if g.kind == "ratio" else x, unit, change.metric.unit) for x in (low, high))
     if len(ends) == 2:
         leans = "the value itself is beyond" if OPS[g.op](value, g.limit) else "the value itself is not beyond"
-        return UNDECIDED, value, low, high, f"{text}, surely {between}: {leans}, the interval is on both sides"
+        more = _times(value, (low, high), g.limit)
+        return UNDECIDED, value, low, high, f"{text}, surely {between}: {leans}{more}"
     return FAILS if ends == {True} else PASSES, value, low, high, f"{text}, surely {between}"
+
+
+def _times(value: float, ends: tuple[float, float], limit: float) -> str:
+    """How much more would decide, if it is like what there is: an interval narrows with the root of the requests."""
+    half, room = (value - ends[0], value - limit) if limit < value else (ends[1] - value, limit - value)
+    times = math.ceil((half / room) ** 2) if room > 0 else MOST_TIMES + 1
+    return f"; about {times} times the requests would decide" if 1 < times <= MOST_TIMES else ""
 
 
 def _against(g: ChangeGate, c: Change, level: float) -> tuple[float | None, float | None, float | None]:

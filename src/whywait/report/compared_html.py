@@ -27,8 +27,8 @@ def render(result: Mapping[str, Any]) -> str:
     many = len(result["comparisons"]) > 1
     for i, c in enumerate(result["comparisons"]):
         for k, p in enumerate(c["points"]):
-            name = f"{c['b']['name']} at {p['load']}" if many else p["load"]
-            parts.append((f"load-{i}-{k}", name[0].upper() + name[1:], _point(p, f"load-{i}-{k}-chart")))
+            name = f"{c['b']['name']} at {p['load']}" if many else f"At {p['load']}"
+            parts.append((f"load-{i}-{k}", name, _point(p, f"load-{i}-{k}-chart")))
     parts += [("changed", "What was changed", cat(map(_changed, result["comparisons"]))),
               ("doubts", "Doubts", _doubts(result))]  # fmt: skip
     names = ", ".join(c["b"]["name"] for c in result["comparisons"])

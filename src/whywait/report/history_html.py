@@ -44,7 +44,7 @@ def _chart(result: Mapping[str, Any]) -> Html:
     plot.line((0, 220), (1, 220), "axis")
     for i in (0, len(known) - 1):
         plot.text((places[i][0], 236), (known[i]["date"] or "–")[:10], "tick", "start" if not i else "end")
-    plot.path(places, "curve")
+    plot.path(places, "line-p50")
     for r, at in zip(known, places, strict=True):
         tip = f"{r['name']}, {r['date'] or 'no date'}, {r['at']}: {amount(r['value'], result['unit'])} {r['state']}"
         plot.mark(at, "dot" if r["state"] == "whole" else "cross", "f-decode", tip)
@@ -58,9 +58,9 @@ def _table(result: Mapping[str, Any]) -> Html:
         figures: Mapping[str, Any] = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
         told = "; ".join(filter(None, (r["verdict"], r["why"])))
         who = r["engine"] or r["made_by"] or "–"
-        rows.append([r["name"], r["date"] or "–", r["state"], who, clip(r["model"] or "–"),
+        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), r["state"], who, clip(r["model"] or "–"),
                      clip(r["machine"] or "–"), r["at"] or "–", amount(r["value"], result["unit"]),
                      *(amount(figures.get(k), unit) for k, _, unit in _COLUMNS), clip(told or "–", 200)])  # fmt: skip
     head = ["run", "date", "state", "engine", "model", "machine", "load", result["title"], *(t for _, t, _ in _COLUMNS),
             "verdict"]  # fmt: skip
-    return table(head, rows, "Every run, oldest first", "text")
+    return table(head, rows, "Every run, oldest first")
