@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -166,6 +167,10 @@ def test_repeats_of_a_bring_in_what_differs_between_runs():
     known = figures(compare(runs[0], [runs[4]], repeats=runs[1:4]))["tpot_ms.p50"]
     assert alone["high"] - alone["low"] < (known["high"] - known["low"]) / 4
     assert "4 runs of A" in known["how"]
+    logs = np.log([read(r, Options()).points[0].figures["tpot_ms.p50"] for r in runs[:4]])
+    half = quantile(0.95, 3) * logs.std(ddof=1) * math.sqrt(1 + 1 / 4)  # of a new run against the mean of four
+    assert math.log(known["high"] / known["low"]) / 2 == pytest.approx(half)
+    assert math.log(known["value"] * known["a"] / known["b"]) == pytest.approx(0)
     assert known["state"] == "open"
     assert any("run to run" in d["what"] for d in compare(runs[0], [runs[4]])["doubts"])
     assert not any("run to run" in d["what"] for d in compare(runs[0], [runs[4]], repeats=runs[1:4])["doubts"])
@@ -536,3 +541,17 @@ def test_imported_runs_are_compared_and_pair_by_the_lengths_they_tell():
     assert figures(r)["tpot_ms.p50"]["state"] == "worse"
     assert r["comparisons"][0]["untold"] == ["the model", "the workload"]
     assert any("may not be alike" in d["what"] for d in r["doubts"])
+
+
+def test_alike_blocks_count_for_fewer():
+    """A service that slows down all the time: its blocks follow a trend, and say little of another run."""
+    a, b = (Service(noise=0.1, seed=s).closed(4, 120) for s in (1, 2))
+    trend = 1 + np.arange(120) / 120
+    slowing = [dataclasses.replace(r, requests=r.requests.replace(
+        first_ns=r.requests["sent_ns"] + (r.requests["first_ns"] - r.requests["sent_ns"]) * t))
+        for r, t in ((a, trend), (b, trend[::-1]))]  # fmt: skip
+    steady, drifts = (Comparison(*(read(x, Options()).points[0] for x in runs)).change("ttft_ms.mean")
+                      for runs in ((a, b), slowing))  # fmt: skip
+    assert 2 <= drifts.df < 4
+    assert 4 < steady.df <= 11
+    assert drifts.se > 5 * steady.se

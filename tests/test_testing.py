@@ -105,3 +105,46 @@ def test_the_plugin_is_registered_and_light():
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.strip() == "['whywait.pytest_plugin']"
+
+
+FAKE = """#!/bin/bash
+verb=$1
+if [ "$verb" = run ]; then
+  while [ "$1" != --out ]; do shift; done
+  mkdir -p "$(dirname "$2")"
+  exec cp -r "$FAKE" "$2"
+fi
+exec "$PYTHON" -m whywait "$@"
+"""
+
+
+def test_the_gate_of_the_examples(tmp_path):
+    """The script that people copy, with runs that were made before: a baseline of three, one like it, a slower one."""
+    wrapper = tmp_path / "whywait"
+    wrapper.write_text(FAKE)
+    wrapper.chmod(0o755)
+    gate = ROOT / "examples" / "02_performance_gate" / "gate.sh"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "WHYWAIT": str(wrapper), "PYTHON": sys.executable,
+           "BASELINE": str(tmp_path / "baseline.json"), "URL": "http://127.0.0.1:9"}  # fmt: skip
+
+    def run(name: str, slower: float, *argv: str) -> subprocess.CompletedProcess[str]:
+        kept = noisy(STEADY, 1 + len(name), slower).save(tmp_path / f"run-{name}")
+        more = {"FAKE": str(kept), "OUT": str(tmp_path / name)}
+        return subprocess.run([str(gate), *argv], env={**env, **more}, capture_output=True, text=True, check=False)
+
+    saved = run("save", 0.0, "--save")
+    assert saved.returncode == 0, saved.stderr
+    assert "baseline of 3 runs" in saved.stderr
+    again = run("again", 0.0)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (tmp_path / "again" / "compare.html").exists()
+    slower = run("slower", 0.5)
+    assert slower.returncode == 1, slower.stdout + slower.stderr
+    assert "tpot_ms.p50>+20% fails" in slower.stderr
+
+
+def test_the_table_of_the_page_can_be_made_again():
+    code = "import sys; sys.path[:0] = ['benchmarks']; import compare_error as c; print(c.drifting(1, 3))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT, check=True)
+    assert done.stdout.split()[0] == "(1,"
