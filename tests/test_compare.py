@@ -27,6 +27,7 @@ from whywait.comparing import Options, compare, read, save_baseline
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge import compared
+from whywait.physics.prices import offer_of
 from whywait.report.compared import STATES
 from whywait.report.compared_html import render
 
@@ -455,6 +456,14 @@ def test_energy_and_cost_where_they_are_known(tmp_path):
     notes = compare(runs[0], [runs[1]])["comparisons"][0]["points"][0]["notes"]
     assert "USD" in notes["cost_per_good_request"]
     assert figures(compare(exam("llama-base"), [exam("llama-base")])).get("cost_per_good_request") is None
+    offer = {"name": "mine", "terms": "on demand", "date": "2026", "source": "here"}
+    books = [offer_of({**offer, "currency": c, "per_device_hour": x}, "test") for c, x in (("USD", 20), ("EUR", 2))]
+    dear, euros = (read(runs[0], Options(offers=(book,))) for book in books)
+    assert figures(compare(runs[0], [dear]))["cost_per_good_request"]["state"] == "worse"
+    assert "→ USD, mine" in compare(runs[0], [dear])["comparisons"][0]["points"][0]["notes"]["cost_per_good_request"]
+    f = figures(compare(dear, [euros], Options(metrics=("cost_per_good_request",))))["cost_per_good_request"]
+    assert (f["value"], f["state"]) == (None, "open")
+    assert "different currencies" in f["why"]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,8 @@ def _told(a: Digest, b: Digest, judged: _Judged, how: tuple[Options, int]) -> di
 
 def _point(c: Comparison, figures: Sequence[Finding], waits: Sequence[Finding]) -> dict[str, Any]:
     p = c.b
-    notes = {n: v for n, v in p.notes.items() if p.figures.get(n) is not None}
+    before = c.a.notes
+    notes = {n: v if before.get(n, v) == v else f"{before[n]} → {v}" for n, v in p.notes.items() if p.figures.get(n)}
     return {
         "load": p.load, "mode": p.mode, "target": p.target, "label": p.label, "paired": c.paired, "pairs": len(c.i),
         "why_apart": c.why_apart, "requests": {"a": sum(c.a.counts.values()), "b": sum(p.counts.values())},

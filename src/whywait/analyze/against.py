@@ -144,6 +144,8 @@ class Comparison:
         return list(dict.fromkeys(n for n in known if n.startswith(start)))
 
     def _change(self, name: str, metric: Metric, values: tuple[float | None, float | None]) -> Change:
+        if name == COST and len({p.notes.get(COST, "").partition(",")[0] for p in (self.a, self.b)}) > 1:
+            return _unknown(name, metric, (None, None), "the prices are in different currencies")
         base, _, q = name.rpartition(".")
         rows = self.a.rows is not None and self.b.rows is not None
         if base in TIMED and rows:
