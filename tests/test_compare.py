@@ -338,6 +338,18 @@ def test_a_large_baseline_stays_small_and_still_pairs(tmp_path):
     point = compare(tmp_path / "b.json", [b])["comparisons"][0]["points"][0]
     assert point["paired"]
     assert point["pairs"] == baseline.KEPT_ROWS
+    point = compare(tmp_path / "b.json", [noisy(STEADY, 2, requests=2000)])["comparisons"][0]["points"][0]
+    assert point["paired"]  # of a run that got less far, all that the baseline kept of that part
+    assert 600 < point["pairs"] < 720
+
+
+def test_an_slo_of_classes_gives_way_to_one_that_is_asked_for():
+    run = Service().closed(4, 40)
+    names = np.array(["default"] * 40, dtype=object)
+    workload = {"classes": [{"name": "default", "slo": {"ttft_ms": 1.0}}]}
+    run = with_manifest(dataclasses.replace(run, requests=run.requests.replace(**{"class": names})), workload=workload)
+    assert figures(compare(run, [run]))["goodput_share"]["a"] == 0.0
+    assert figures(compare(run, [run], Options(slo={"ttft_ms": 1e5})))["goodput_share"]["a"] == 1.0
 
 
 def test_a_summary_alone_is_compared_by_its_own_intervals(tmp_path):

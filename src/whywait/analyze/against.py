@@ -31,7 +31,7 @@ LEAST_BLOCKS, MOST_BLOCKS = 8, 12  # fewer say little of how they differ; more w
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks that is reckoned with
 LEAST_DF = 2.0
 LEAST_PIECES = 4  # of a window
-LEAST_MATCHED = 0.9  # of the shorter point's requests: fewer are another schedule
+LEAST_MATCHED = 0.9  # of the requests that both got to: fewer are another schedule
 RESOLUTION = 1e-3  # of a figure: two runs are not told apart better than this
 Z975 = 1.959963985
 _TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end to end", "ttfa_ms": "TTFA",
@@ -105,7 +105,9 @@ def pairing(a: Point, b: Point) -> tuple[Array, Array, str]:
     for name in ("asked_in", "asked_out"):
         x, y = a.rows[name][i], b.rows[name][j]
         same &= (x == y) | (np.isnan(x) & np.isnan(y))
-    if same.mean() < LEAST_MATCHED or len(i) < LEAST_MATCHED * min(len(a.rows["rank"]), len(b.rows["rank"])):
+    both = min(a.rows["rank"].max(), b.rows["rank"].max())  # one may have got further in the schedule than the other
+    within = min(int((p["rank"] <= both).sum()) for p in (a.rows, b.rows))
+    if not len(i) or same.mean() < LEAST_MATCHED or len(i) < LEAST_MATCHED * within:
         return none, none, "the requests are not the same (lengths or classes differ)"
     return i[same], j[same], ""
 
