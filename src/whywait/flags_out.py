@@ -1,11 +1,11 @@
-"""The flags of the verbs about the terminal and about what can be measured, each verb's in a function of its name;
-no logic."""
+"""The flags of the verbs about the terminal, about what can be measured, and of those that take results further, each
+verb's in a function of its name; no logic."""
 
 from __future__ import annotations
 
 import argparse
 
-from whywait.flags import endpoint, positive
+from whywait.flags import endpoint, positive, rate
 
 # doctor and completion
 
@@ -27,3 +27,46 @@ def doctor(p: argparse.ArgumentParser) -> None:
 
 def completion(p: argparse.ArgumentParser) -> None:
     p.add_argument("shell", choices=["bash", "zsh", "fish"], help="whose script goes to stdout")
+
+
+# compare and history
+
+
+def compare(p: argparse.ArgumentParser) -> None:
+    p.add_argument("runs", nargs="+", metavar="RUN", help="A, then every B: run folders, summary.json, baselines")
+    p.add_argument("--repeat", action="append", default=[], metavar="RUN", help="one more run of A (repeatable)")
+    p.add_argument(
+        "--save-baseline", metavar="FILE", help="keep RUN … (runs of the same) as a small JSON; no comparison"
+    )
+    p.add_argument("--allow", action="append", default=[], metavar="LIST",
+                   help="compare in spite of unlike: definitions,workload,model,slo,load")  # fmt: skip
+    p.add_argument(
+        "--at", action="append", default=[], metavar="LOAD", help="only this one: 'concurrency 8' (repeatable)"
+    )
+    p.add_argument("--metric", action="append", default=[], metavar="FIGURE", help="what to look at (repeatable)")
+    p.add_argument("--threshold", metavar="SHARE", default="5%", help="the least change that counts (default 5%%)")
+    p.add_argument("--run-noise", metavar="SHARE", help="how much a figure differs from run to run (sd): 2%%")
+    p.add_argument("--slo", metavar="LIST", help="judge both by 'ttft=500ms,tpot=50ms' (default: the runs' own)")
+    p.add_argument("--fail-if", action="append", default=[], metavar="COND",
+                   help="exit 1 if so: 'goodput<-5%%', 'ttft_ms.p95>+20ms', 'worse' (repeatable)")  # fmt: skip
+    p.add_argument("--strict", action="store_true", help="exit 3 when a gate (without gates: any figure) is undecided")
+    p.add_argument("--json", action="store_true", help="the comparison as JSON on stdout")
+    p.add_argument("--html", metavar="FILE", help="write the page there")
+    g = p.add_argument_group("cost and energy per good request (docs/bill.md)")
+    g.add_argument("--price", metavar="FILE", help="a price book of your own (TOML)")
+    g.add_argument("--price-per-hour", type=rate, metavar="X", help="of one device, all in; with --currency")
+    g.add_argument("--currency", metavar="CODE", help="of what is given here: USD, EUR, …")
+    g.add_argument("--devices", type=int, metavar="N", help="devices that serve, where the runs do not tell")
+    p.set_defaults(owned=None, price_date=None)
+
+
+def history(p: argparse.ArgumentParser) -> None:
+    p.add_argument("directory", nargs="?", default="whywait-runs", metavar="DIR", help="default: whywait-runs")
+    p.add_argument("--figure", default="output_tokens_per_s", metavar="FIGURE", help="plotted: ttft_ms.p95, goodput, …")
+    p.add_argument("--at", metavar="LOAD", help="of this load point: 'concurrency 8' (default: the knee, or most load)")
+    p.add_argument("--model", metavar="NAME", help="only runs of this model")
+    p.add_argument("--engine", metavar="NAME", help="only runs of this engine")
+    p.add_argument("--last", type=int, metavar="N", help="only the last N")
+    p.add_argument("--json", action="store_true", help="every run as JSON on stdout")
+    p.add_argument("--csv", metavar="FILE", help="a row per run and load point ('-': stdout)")
+    p.add_argument("--html", metavar="FILE", help="write the page there")

@@ -42,7 +42,7 @@ def render(result: Mapping[str, Any]) -> str:
     for i, load in enumerate(result["effects"]):
         found = told(result, load)
         name = f"Effects at {load}" if load else "Effects"
-        body = _forest(found, f"effects-{i}") + table(EFFECT_HEAD, effect_rows(found), name)
+        body = forest(found, f"effects-{i}") + table(EFFECT_HEAD, effect_rows(found), name)
         if rows := wait_rows(result["waits"][load]):
             body += table(WAIT_HEAD, rows, "Waits that moved: mean per request, and share of the device's time")
         parts.append((f"effects-{i}", name, body))
@@ -65,7 +65,7 @@ def _card(c: Mapping[str, Any]) -> Html:
     return tag("article", body, class_=f"card verdict {LOOKS[c['state']]}")
 
 
-def _forest(effects: Mapping[str, Any], key: str) -> Html:
+def forest(effects: Mapping[str, Any], key: str, over: str = "the pairs of rounds") -> Html:
     """The ratio of every positive figure with its interval, on one logarithmic axis around no change."""
     known = [e for e in effects.values() if e["scale"] == RATIO and e["ratio"][0]]
     rows = known[:MOST]
@@ -91,7 +91,7 @@ def _forest(effects: Mapping[str, Any], key: str) -> Html:
         plot.line((at(low, -1.0), y), (at(high, 1.0), y), "axis")
         plot.mark((at(value, 0.0), y), "dot", "f-decode", tip)
         plot.text((1, y + 4), said(value, RATIO, ""), "value", dx=6)
-    reading = "B against A, with the 95 % interval of each figure over the pairs of rounds."
+    reading = f"B against A, with the 95 % interval of each figure over {over}."
     reading += f" The first {MOST} of {len(known)}; the table has all." if len(known) > MOST else ""
     return figure("Effects", reading, [plot.svg("Effects of B against A", reading, key)], key)
 

@@ -29,7 +29,7 @@ def bill(args: argparse.Namespace) -> int:
     run = Run.load(args.run_dir)
     found = the_machine(run)
     ask = Ask(
-        _offers(args, found.name if found else None),
+        offers_of(args, found.name if found else None),
         args.devices,
         parse_model(args.power_model),
         args.share_by,
@@ -79,7 +79,7 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         raise UsageError(f"cannot write {path}: {exc.strerror}", "give a file in a folder that exists") from None
 
 
-def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
+def offers_of(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
     """What the flags give; nothing where they give nothing, and the shipped book counts.
 
     Raises:
@@ -99,7 +99,7 @@ def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
     if args.owned:
         given.append(parse_owned(args.owned, currency, date))
     if args.price:
-        book = read_offers(args.price)
+        book = readoffers_of(args.price)
         mine = of_machine(book, machine)
         if not mine:
             raise UsageError(f"{args.price} has no offer for {machine or 'a machine that the run does not name'}",

@@ -1,0 +1,66 @@
+"""The page of the runs of a folder: a figure over time, and every run in a table. Stands alone, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whywait.report import svg
+from whywait.report.history import trend
+from whywait.report.html import HEAD
+from whywait.report.svg import Html, Plot, cat, clip, figure, scale_for, table, tag
+from whywait.report.trial import amount
+
+MOST = 400  # runs drawn; the table has all
+_COLUMNS = (("ttft_ms.p95", "TTFT p95", "ms"), ("tpot_ms.p50", "TPOT p50", "ms"),
+            ("goodput_share", "goodput, share", "share"), ("failed_share", "failed", "share"))  # fmt: skip
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The page of ``listing.history``."""
+    title = f"{len(result['runs'])} runs in {clip(result['directory'], 120)}"
+    body = [_chart(result), tag("section", tag("h2", "Runs") + _table(result))]
+    if result["broken"]:
+        rows = [[b["name"], b["why"]] for b in result["broken"]]
+        body.append(
+            tag("section", tag("h2", "Not read") + table(["folder", "why"], rows, "What could not be read", "text"))
+        )
+    header = tag("header", tag("p", "whywait history", class_="brand") + tag("h1", title))
+    head = HEAD + tag("title", f"whywait: {title}") + Html(f"<style>{svg.STYLE}</style>")
+    foot = tag("footer", f"whywait {result['whywait_version']}", class_="note")
+    return (f'<!doctype html>\n<html lang="en"><head>{head}</head>\n'
+            f"<body>{cat([header, tag('main', cat(body)), foot])}</body></html>\n")  # fmt: skip
+
+
+def _chart(result: Mapping[str, Any]) -> Html:
+    known = [r for r in result["runs"] if r["value"] is not None][-MOST:]
+    name = f"{result['title']} over the runs"
+    if len(known) < 2:
+        return figure(name, "Fewer than two runs know this figure.", [], "trend")
+    scale = scale_for([r["value"] for r in known], log=False)
+    plot = Plot(220)
+    plot.y_axis(scale, result["unit"])
+    places = [(i / (len(known) - 1), 220 * (1 - scale(r["value"]))) for i, r in enumerate(known)]
+    plot.line((0, 220), (1, 220), "axis")
+    for i in (0, len(known) - 1):
+        plot.text((places[i][0], 236), (known[i]["date"] or "–")[:10], "tick", "start" if not i else "end")
+    plot.path(places, "line-p50")
+    for r, at in zip(known, places, strict=True):
+        tip = f"{r['name']}, {r['date'] or 'no date'}, {r['at']}: {amount(r['value'], result['unit'])} {r['state']}"
+        plot.mark(at, "dot" if r["state"] == "whole" else "cross", "f-decode", tip)
+    note = tag("p", "In the order of their dates, evenly spaced. A cross is a run that is not whole.", class_="note")
+    return figure(name, trend(result), [plot.svg(name, trend(result), "trend"), note], "trend")
+
+
+def _table(result: Mapping[str, Any]) -> Html:
+    rows = []
+    for r in result["runs"]:
+        figures: Mapping[str, Any] = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
+        told = "; ".join(filter(None, (r["verdict"], r["why"])))
+        who = r["engine"] or r["made_by"] or "–"
+        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), r["state"], who, clip(r["model"] or "–"),
+                     clip(r["machine"] or "–"), r["at"] or "–", amount(r["value"], result["unit"]),
+                     *(amount(figures.get(k), unit) for k, _, unit in _COLUMNS), clip(told or "–", 200)])  # fmt: skip
+    head = ["run", "date", "state", "engine", "model", "machine", "load", result["title"], *(t for _, t, _ in _COLUMNS),
+            "verdict"]  # fmt: skip
+    return table(head, rows, "Every run, oldest first")
