@@ -43,6 +43,7 @@ MAY: dict[str, set[str]] = {
     "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "reading", "watching"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
+    "importing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "app"},
     "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "app"},
     "twin": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge"},
     "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin"},
@@ -90,6 +91,7 @@ MAY: dict[str, set[str]] = {
         "qualifying",
         "varying",
         "observing",
+        "importing",
         "reading",
         "exam",
         "exam_blind",
@@ -99,10 +101,11 @@ MAY: dict[str, set[str]] = {
     "flags": {"whywait"},
     "flags_lab": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim"},
+    "flags_out": {"whywait", "flags"},
+    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim", "flags_out"},
     "__main__": {"cli"},
 }
-CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim"}
+CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim", "whywait.flags_out"}
 
 
 def part(module: str) -> str:

@@ -1,0 +1,331 @@
+"""Requests as tools tell them → the tables of a Run, with the invariants that every Run keeps.
+
+What the files do not hold is null. Stamps that contradict each other by no more than two clocks may are put in order,
+others are null and counted. Where a file does not say when requests were sent, they are laid out, and the Run says so.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whywait.convert import results_file as rf
+from whywait.convert.results_part import Asked, Faults, Ints, Part, Source, doubt
+from whywait.core.columns import CLOCKS, KINDS
+from whywait.core.run import Manifest, Run
+from whywait.core.table import Table
+from whywait.units import NS_PER_MS, NS_PER_S
+
+CLOCKS_APART = 5 * NS_PER_MS  # stamps of two clocks may contradict each other by so much
+TOGETHER = NS_PER_MS // 10  # chunks that a tool's loop stamped closer than this came in one read
+MOST_CHUNKS = 20_000_000  # beyond, a Run would not fit in memory; latencies of requests stay
+APART = NS_PER_S  # between points whose files share no clock
+_STAMPS = ("due", "sent", "accepted", "first", "last", "end")
+
+
+@dataclass
+class Given:
+    """What a user adds to the files: columns of the manifest."""
+
+    engine: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    slo: dict[str, float] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+
+
+def build(sources: Sequence[Source], given: Given) -> Run:
+    """One Run of all load points, numbered in the order of the files."""
+    parts = [(s, p) for s in sources for p in s.parts]
+    for source, part in parts:
+        bad = source.bad = source.bad or Faults()
+        if part.starts != "told":
+            _lay_out(part)
+        for r in part.requests:
+            _in_order(r, bad)
+    kept, left = _chunks_kept(p for _, p in parts)
+    zero, at = _axis(parts)
+    points: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
+    chunks: list[dict[str, Any]] = []
+    for number, (_, part) in enumerate(parts):
+        shift = at[number]
+        for r in part.requests:
+            row = _row(r, number, len(requests), shift)
+            if r.times is not None and kept:
+                chunks.append(_stream(r, row["id"], shift))
+            requests.append(row)
+        points.append(_point(part, number, shift))
+    _sessions(requests)
+    return Run(
+        _manifest(sources, parts, given, zero, left),
+        Table.from_rows("points", points),
+        Table.from_rows("requests", requests),
+        _chunk_table(chunks),
+        Table.empty("steps"),
+        Table.empty("readings"),
+    )
+
+
+def _chunks_kept(parts: Iterable[Part]) -> tuple[bool, int]:
+    total = sum(len(r.times) for p in parts for r in p.requests if r.times is not None)
+    return total <= MOST_CHUNKS, total if total > MOST_CHUNKS else 0
+
+
+# --- the axis
+
+
+def _axis(parts: list[tuple[Source, Part]]) -> tuple[int, list[int]]:
+    """Unix time of the Run's zero, and what to add to the stamps of each part.
+
+    Parts that tell Unix time and do not overlap keep their distances; else points follow one another.
+    """
+    spans = [_extent(p) for _, p in parts]
+    if all(p.wall for _, p in parts):
+        order = sorted(spans)
+        if order and all(a[1] <= b[0] for a, b in itertools.pairwise(order)):
+            zero = order[0][0]
+            return zero, [-zero] * len(parts)
+    out, free = [], 0
+    for low, high in spans:
+        out.append(free - low)
+        free += high - low + APART
+    zero = spans[0][0] if parts and parts[0][1].wall else 0
+    ended = parts[0][0].ended_ns if parts else None
+    if not zero and ended is not None and spans:
+        zero = max(ended - (spans[0][1] - spans[0][0]), 0)
+    return zero, out
+
+
+def _extent(part: Part) -> tuple[int, int]:
+    """First and last time of a part on its own axis (ns)."""
+    begins = [t for r in part.requests for t in (r.due, r.sent) if t is not None]
+    begin = min([*begins, *([part.begin] if part.begin is not None else [])], default=0)
+    last = [t for r in part.requests for t in (r.sent, r.first, r.last, r.end) if t is not None]
+    return begin, max([*last, begin + (part.took or 0)], default=begin)
+
+
+def _lay_out(part: Part) -> None:
+    """Sends of a part that does not tell them. Closed loop: the k-th goes when a place is free, in the order of the
+    file, which is what the tools do. Open loop: evenly, which nothing supports but the rate."""
+    if part.starts == "assumed":
+        step = NS_PER_S / part.target if part.target else 0
+        for i, r in enumerate(part.requests):
+            _move(r, round(i * step) - (r.sent or 0))
+        return
+    free = [0] * max(1, min(int(part.target or 1), len(part.requests) or 1))
+    for r in part.requests:
+        at = heapq.heappop(free)
+        _move(r, at - (r.sent or 0))
+        heapq.heappush(free, r.end if r.end is not None else at)
+
+
+def _move(r: Asked, by: int) -> None:
+    for name in (*_STAMPS, "first_answer", "role_ns"):
+        if (t := getattr(r, name)) is not None:
+            setattr(r, name, t + by)
+    if r.times is not None:
+        r.times = r.times + by
+
+
+# --- requests
+
+
+def _in_order(r: Asked, bad: Faults) -> None:
+    """Times of a request in their legal order; those that cannot be are null, and so is what rests on them."""
+    if r.sent is None:
+        r.accepted = r.first = r.last = r.first_answer = r.times = None
+    if r.first is not None and r.sent is not None and r.first <= r.sent:
+        bad.note("a first token at or before its send")
+        r.first = r.last = r.first_answer = r.times = None
+    if r.due is not None and r.sent is not None and r.due > r.sent:
+        if r.due - r.sent > CLOCKS_APART:
+            bad.note("sent before it was due")
+        r.due = r.sent
+    if r.accepted is not None and r.first is not None and r.accepted > r.first:
+        r.accepted = r.first if r.accepted - r.first <= CLOCKS_APART else None
+    low = max((t for t in (r.sent, r.accepted, r.first) if t is not None), default=None)
+    if low is not None and r.last is not None and r.last < low:
+        bad.note("a last token before the first")
+        r.last = r.times = None
+    low = max((t for t in (low, r.last) if t is not None), default=None)
+    if low is not None and r.end is not None and r.end < low:
+        if low - r.end > CLOCKS_APART:
+            bad.note("an end before the last token")
+        r.end = low
+    if r.first_answer is not None:
+        high = r.first_answer if r.last is None else r.last
+        if r.first is None or not r.first <= r.first_answer <= high:
+            r.first_answer = None
+    if r.times is not None and (r.first != r.times[0] or r.last != r.times[-1] or (np.diff(r.times) < 0).any()):
+        bad.note("chunks that do not fit their request")
+        r.times = None
+    if r.role_ns is not None and r.accepted is not None and r.role_ns < r.accepted:
+        r.role_ns = None
+
+
+def _row(r: Asked, point: int, number: int, shift: int) -> dict[str, Any]:
+    def at(t: int | None) -> int | None:
+        return None if t is None else t + shift
+
+    n = len(r.times) if r.times is not None else r.chunks
+    return {
+        "point": point, "id": number, "class": r.klass, "session_id": r.session, "turn": r.turn, "replica": 0,
+        "attempt": 1, "trace_id": r.trace_id, "due_ns": at(r.due), "sent_ns": at(r.sent),
+        "accepted_ns": at(r.accepted), "first_ns": at(r.first), "first_answer_ns": at(r.first_answer),
+        "last_ns": at(r.last), "end_ns": at(r.end), "connect_ns": r.connect, "asked_output_tokens": r.asked_output,
+        "prompt_tokens": r.prompt, "output_tokens": r.output, "reasoning_tokens": r.reasoning,
+        "cached_tokens": r.cached, "content_chunks": n, "outcome": r.outcome, "fault": r.fault, "detail": r.detail,
+        "status": r.status, **(r.engine or {}),
+    }  # fmt: skip
+
+
+def _sessions(rows: list[dict[str, Any]]) -> None:
+    """Sessions get numbers by first appearance; the tools' own ids are not kept."""
+    seen: dict[str, int] = {}
+    for row in rows:
+        if row["session_id"] is not None:
+            row["session_id"] = seen.setdefault(f"{row['point']} {row['session_id']}", len(seen))
+
+
+def _point(part: Part, number: int, shift: int) -> dict[str, Any]:
+    begin, end = (t + shift for t in _extent(part))
+    row = {"point": number, "mode": part.mode, "target": part.target, "planned": len(part.requests), "start_ns": begin,
+           "end_ns": end, "label": None}  # fmt: skip
+    if part.starts == "assumed":  # there is no steady part of what was laid out
+        row |= {"steady_start_ns": begin, "steady_end_ns": end}
+    return row
+
+
+# --- chunks
+
+
+def _stream(r: Asked, number: int, shift: int) -> dict[str, Any]:
+    """Chunks of a request: several that the tool's loop stamped within a moment came in one read, and are intervals."""
+    assert r.times is not None
+    t = r.times + shift
+    low = np.full(len(t), np.nan)
+    near = np.zeros(len(t), dtype=bool)
+    near[1:] = np.diff(t) < TOGETHER
+    begin = np.maximum.accumulate(np.where(near, 0, np.arange(len(t))))  # of each run of near ones, the first
+    group = near.copy()
+    group[:-1] |= near[1:]
+    inside = group & (begin > 0)
+    low[inside] = t[begin[inside] - 1]
+    low[group & (begin == 0) & near] = t[0]
+    found: dict[str, Any] = {"id": number, "t": t, "low": low, "kind": _kinds(r, len(t))}
+    if r.role_ns is not None:
+        found["t"] = np.concatenate(([r.role_ns + shift], t))
+        found["low"] = np.concatenate(([np.nan], low))
+        found["kind"] = np.concatenate(([KINDS.index("role")], found["kind"]))
+    return found
+
+
+def _kinds(r: Asked, n: int) -> Ints:
+    kind = np.full(n, KINDS.index("answer"), dtype=np.int64)
+    if r.first_answer is not None and r.times is not None and r.reasoning:
+        kind[r.times < r.first_answer] = KINDS.index("reasoning")
+    return kind
+
+
+def _chunk_table(streams: list[dict[str, Any]]) -> Table:
+    if not streams:
+        return Table.empty("chunks")
+    size = [len(s["t"]) for s in streams]
+    n = sum(size)
+    return Table("chunks", {
+        "id": np.repeat(np.array([s["id"] for s in streams], dtype=np.int64), size),
+        "t_ns": np.concatenate([s["t"] for s in streams]).astype(np.int64),
+        "t_low_ns": np.concatenate([s["low"] for s in streams]),
+        "kind": np.concatenate([s["kind"] for s in streams]).astype(np.int8),
+        "clock": np.full(n, CLOCKS.index("user"), dtype=np.int8),
+    })  # fmt: skip
+
+
+# --- the manifest
+
+
+def _manifest(
+    sources: Sequence[Source], parts: list[tuple[Source, Part]], given: Given, zero: int, left: int
+) -> Manifest:
+    first = sources[0]
+    doubts = [d for s in sources for d in [*s.notes, *(s.bad.doubts if s.bad else [])]]
+    doubts += _differences(sources, parts) + _laid_out(parts)
+    if left:
+        doubts.append(doubt("the times of chunks are left out", f"{left} of them would not fit in memory",
+                            "import fewer files at once"))  # fmt: skip
+    partial = "; ".join(dict.fromkeys(s.partial for s in sources if s.partial))
+    imported = {
+        "tools": [{"tool": s.tool, "version": s.version, "command": s.command, "files": _files(s)} for s in sources],
+        "starts": {str(i): p.starts for i, (_, p) in enumerate(parts)},
+        "labels": {str(i): p.label for i, (_, p) in enumerate(parts) if p.label},
+        "published": {str(i): p.published for i, (_, p) in enumerate(parts)},
+    }
+    engine: dict[str, Any] = {}
+    for s in sources:
+        engine |= {k: v for k, v in s.engine.items() if k not in engine}
+    return Manifest(
+        made_by="imported",
+        zero_unix_ns=zero,
+        command=given.command,
+        endpoint=first.endpoint,
+        engine=engine | given.engine,
+        machine=given.machine,
+        workload=first.workload,
+        client={"imported": imported},
+        clock=[{"source": "the tool's own", "unix": "told" if all(p.wall for _, p in parts) else "not told"}],
+        slo=given.slo,
+        partial=bool(partial),
+        partial_reason=partial,
+        doubts=list({tuple(d.items()): d for d in doubts}.values()),
+    )
+
+
+def _files(source: Source) -> list[dict[str, Any]]:
+    out = []
+    for path in source.files:
+        sha, size = rf.digest(path)
+        out.append({"name": path.name, "sha256": sha, "bytes": size})
+    return out
+
+
+def _differences(sources: Sequence[Source], parts: list[tuple[Source, Part]]) -> list[dict[str, str]]:
+    """What the files disagree in, though they are one Run here."""
+    found = []
+    for name, of in (("model", lambda s: s.engine.get("model")), ("endpoint", lambda s: s.endpoint.get("url"))):
+        said = sorted({str(of(s)) for s in sources if of(s)})
+        if len(said) > 1:
+            found.append(f"{name}: {', '.join(said[:4])}")
+    tools = sorted({s.tool for s in sources})
+    if len(tools) > 1:
+        found.append(f"tool: {', '.join(tools)}")
+    modes = {p.mode for _, p in parts}
+    out = []
+    if found:
+        out.append(doubt("the files are of different services or tools", "; ".join(found), "import them apart"))
+    if len(modes) > 1:
+        out.append(doubt("points of open and closed loops are in one run", "they have no common axis of load",
+                         "import them apart"))  # fmt: skip
+    return out
+
+
+def _laid_out(parts: list[tuple[Source, Part]]) -> list[dict[str, str]]:
+    out = []
+    replayed = [(i, p) for i, (_, p) in enumerate(parts) if p.starts == "replayed"]
+    if replayed:
+        off = [_extent(p)[1] - _extent(p)[0] for _, p in replayed]
+        told = [p.took for _, p in replayed]
+        apart = max((abs(a / b - 1) for a, b in zip(off, told, strict=True) if b), default=0.0)
+        why = "the file has no start times; each request was put where one before it ended, in the order of the file"
+        out.append(doubt("when requests were sent is worked out",
+                         f"{why}; lengths of points are {apart:.0%} off at most",
+                         "a newer version of the tool, or another format, keeps start times"))  # fmt: skip
+    if any(p.starts == "assumed" for _, p in parts):
+        out.append(doubt("when requests were sent is not known: they are laid out evenly",
+                         "the file has no start times and the load was open; what overlaps what, and so concurrency, "
+                         "queues and the device account, is not known", "a tool or version that keeps start times"))  # fmt: skip
+    return out
