@@ -35,7 +35,7 @@ def read(paths: Sequence[Path], form: str = "auto") -> list[Source]:
     seen: set[Path] = set()
     for path in [p for given in paths for p in _files(given)]:
         kind = sniff(path) if form == "auto" else form
-        if kind == "aiperf" and not _is_lines(path):
+        if kind == "aiperf" and _is_totals(path):
             path = aiperf.records_of(path)
         if path.resolve() in seen:  # both files of one run were given
             continue
@@ -134,7 +134,10 @@ def _short(path: Path) -> bool:
     return path.stat().st_size <= SNIFFED
 
 
-def _is_lines(path: Path) -> bool:
-    """Whether an AIPerf file holds requests, a line each, and not totals."""
-    first = _first_line(rf.head(path))
-    return (isinstance(first, dict) and aiperf.is_records(first)) or path.name.removesuffix(".gz").endswith(".jsonl")
+def _is_totals(path: Path) -> bool:
+    """Whether an AIPerf file holds totals, and not requests, a line each."""
+    head = rf.head(path)
+    first = _first_line(head)
+    if isinstance(first, dict):
+        return aiperf.is_totals(first)
+    return any(word in head for word in (b'"aiperf_version"', b'"input_config"', b'"request_throughput"'))

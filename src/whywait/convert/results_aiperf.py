@@ -31,8 +31,8 @@ _TOTALS = {
 }  # fmt: skip
 _QUANTILES = {"avg": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 _DEFINITIONS = {
-    "tpot_ms": "its ITL is (latency − TTFT) / (tokens − 1), by its own count of tokens where the service's is not used, "
-    "and whatever tokens the first chunk held",
+    "tpot_ms": "its ITL is (latency − TTFT) / (tokens − 1), whatever tokens the first chunk held, by its own count of "
+    "tokens unless --use-server-token-count",
     "output_tokens": "its count is its tokenizer's unless --use-server-token-count; ours is the service's usage",
     "prompt_tokens": "its count is its tokenizer's unless --use-server-token-count; ours is the service's usage",
     "output_tokens_per_s": "its count of tokens is its tokenizer's unless --use-server-token-count",
@@ -97,7 +97,10 @@ def read(path: Path) -> Source:
             r.session = r.turn = None
     source.parts.append(part)
     _facts(totals, source)
-    source.workload |= {k: v for k, v in {"warmup_requests": warm, "max_in_flight": cap}.items() if v}
+    if warm:
+        source.facts["warmup_requests"] = warm
+    if cap:
+        source.workload["max_in_flight"] = cap
     return source
 
 
@@ -210,11 +213,9 @@ def _load(totals: dict[str, Any]) -> tuple[str, float | None, int | None]:
         found = next((p for p in phases if isinstance(p, dict) and p.get("kind", p.get("name")) == "profiling"), None)
     if not isinstance(found, dict):
         return "concurrency", None, None
-    most = found.get("concurrency")
-    most = most if isinstance(most, int) and not isinstance(most, bool) and most > 0 else None
-    rate = found.get("rate", found.get("request_rate"))
-    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e9:
-        return "rate", float(rate), most
+    most, rate = rf.whole(found.get("concurrency")), rf.positive(found.get("rate", found.get("request_rate")))
+    if rate is not None:
+        return "rate", rate, most
     if "schedule" in str(found.get("type", "")) or rf.got(config, "input", "fixed_schedule"):
         return "trace", None, most
     return "concurrency", None if most is None else float(most), None

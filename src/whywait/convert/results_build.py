@@ -24,6 +24,7 @@ from whywait.units import NS_PER_MS, NS_PER_S
 CLOCKS_APART = 5 * NS_PER_MS  # stamps of two clocks may contradict each other by so much
 TOGETHER = NS_PER_MS // 10  # chunks that a tool's loop stamped closer than this came in one read
 MOST_CHUNKS = 20_000_000  # beyond, a Run would not fit in memory; latencies of requests stay
+LONGEST = 50 * 86_400 * NS_PER_S  # of a run
 APART = NS_PER_S  # between points whose files share no clock
 _STAMPS = ("due", "sent", "accepted", "first", "last", "end")
 
@@ -45,6 +46,7 @@ def build(sources: Sequence[Source], given: Given) -> Run:
         bad = source.bad = source.bad or Faults()
         if part.starts != "told":
             _lay_out(part)
+        _in_reach(part, bad)
         for r in part.requests:
             _in_order(r, bad)
     kept, left = _chunks_kept(p for _, p in parts)
@@ -135,6 +137,25 @@ def _move(r: Asked, by: int) -> None:
 # --- requests
 
 
+def _in_reach(part: Part, bad: Faults) -> None:
+    """Nothing of a run lies months from the rest of it: such stamps are another clock's, or damage."""
+    known = [r.sent for r in part.requests if r.sent is not None]
+    if not known:
+        return
+    middle = sorted(known)[len(known) // 2]
+    for r in part.requests:
+        for name in (*_STAMPS, "first_answer", "role_ns"):
+            t = getattr(r, name)
+            if t is not None and abs(t - middle) > LONGEST:
+                bad.note(f"{name}: months from the other requests")
+                setattr(r, name, None)
+    if part.begin is not None and abs(part.begin - middle) > LONGEST:
+        bad.note("start: months from the requests")
+        part.begin = None
+    if part.took is not None and part.took > LONGEST:
+        part.took = None
+
+
 def _in_order(r: Asked, bad: Faults) -> None:
     """Times of a request in their legal order; those that cannot be are null, and so is what rests on them."""
     if r.sent is None:
@@ -146,6 +167,8 @@ def _in_order(r: Asked, bad: Faults) -> None:
         if r.due - r.sent > CLOCKS_APART:
             bad.note("sent before it was due")
         r.due = r.sent
+    if r.accepted is not None and r.sent is not None and r.accepted < r.sent:
+        r.accepted = r.sent if r.sent - r.accepted <= CLOCKS_APART else None
     if r.accepted is not None and r.first is not None and r.accepted > r.first:
         r.accepted = r.first if r.accepted - r.first <= CLOCKS_APART else None
     low = max((t for t in (r.sent, r.accepted, r.first) if t is not None), default=None)
@@ -260,7 +283,9 @@ def _manifest(
                             "import fewer files at once"))  # fmt: skip
     partial = "; ".join(dict.fromkeys(s.partial for s in sources if s.partial))
     imported = {
-        "tools": [{"tool": s.tool, "version": s.version, "command": s.command, "files": _files(s)} for s in sources],
+        "tools": [
+            {"tool": s.tool, "version": s.version, "command": s.command, **s.facts, "files": _files(s)} for s in sources
+        ],
         "starts": {str(i): p.starts for i, (_, p) in enumerate(parts)},
         "labels": {str(i): p.label for i, (_, p) in enumerate(parts) if p.label},
         "published": {str(i): p.published for i, (_, p) in enumerate(parts)},
@@ -296,8 +321,9 @@ def _files(source: Source) -> list[dict[str, Any]]:
 def _differences(sources: Sequence[Source], parts: list[tuple[Source, Part]]) -> list[dict[str, str]]:
     """What the files disagree in, though they are one Run here."""
     found = []
-    for name, of in (("model", lambda s: s.engine.get("model")), ("endpoint", lambda s: s.endpoint.get("url"))):
-        said = sorted({str(of(s)) for s in sources if of(s)})
+    told = (("model", [s.engine.get("model") for s in sources]), ("endpoint", [s.endpoint.get("url") for s in sources]))
+    for name, values in told:
+        said = sorted({str(v) for v in values if v})
         if len(said) > 1:
             found.append(f"{name}: {', '.join(said[:4])}")
     tools = sorted({s.tool for s in sources})
@@ -327,5 +353,6 @@ def _laid_out(parts: list[tuple[Source, Part]]) -> list[dict[str, str]]:
     if any(p.starts == "assumed" for _, p in parts):
         out.append(doubt("when requests were sent is not known: they are laid out evenly",
                          "the file has no start times and the load was open; what overlaps what, and so concurrency, "
-                         "queues and the device account, is not known", "a tool or version that keeps start times"))  # fmt: skip
+                         "queues and the device account, is not known",
+                         "a tool or version that keeps start times"))  # fmt: skip
     return out

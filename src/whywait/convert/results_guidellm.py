@@ -12,6 +12,7 @@ from typing import Any
 from whywait.convert import results_file as rf
 from whywait.convert.results_part import Asked, Faults, Part, Source, doubt, ended, place
 from whywait.errors import UsageError
+from whywait.units import NS_PER_MS
 
 TOOL = "GuideLLM"
 _CLOSED = {"synchronous", "concurrent", "throughput"}
@@ -120,9 +121,9 @@ def _request(row: dict[str, Any], status: str, open_loop: bool, bad: Faults) -> 
 def _engine(found: Any, bad: Faults) -> dict[str, float] | None:
     out = {}
     for theirs, ours in _ENGINE.items() if isinstance(found, dict) else ():
-        ms = bad.read(rf.number, found.get(theirs), theirs)
-        if ms is not None and ms >= 0:
-            out[ours] = ms
+        took = bad.read(rf.span, found.get(theirs), theirs, 1e6)
+        if took is not None:
+            out[ours] = took / NS_PER_MS
     for theirs, ours in _DRAFTS.items():
         n = bad.read(rf.count, rf.got(found, "speculative_decoding", theirs), theirs)
         if n is not None:
@@ -134,16 +135,15 @@ def _load(b: dict[str, Any]) -> tuple[str, float | None, int | None]:
     """Mode, target and the cap on requests in flight of an open loop."""
     s = rf.got(b, "config", "strategy") or rf.got(b, "args", "strategy") or rf.got(b, "scheduler", "strategy")
     kind = str(rf.got(s, "type_") or rf.got(s, "kind") or "")
-    cap = rf.got(s, "max_concurrency")
-    cap = cap if isinstance(cap, int) and not isinstance(cap, bool) and cap > 0 else None
-    rate, streams = rf.got(s, "rate"), rf.got(s, "streams")
-    if kind in ("constant", "poisson", "async") and isinstance(rate, (int, float)) and rate > 0:
-        return "rate", float(rate), cap
+    cap, streams, rate = (rf.whole(rf.got(s, "max_concurrency")), rf.whole(rf.got(s, "streams")),
+                          rf.positive(rf.got(s, "rate")))  # fmt: skip
+    if kind in ("constant", "poisson", "async") and rate is not None:
+        return "rate", rate, cap
     if kind == "trace":
         return "trace", None, cap
     if kind == "synchronous":
         return "concurrency", 1.0, None
-    if kind == "concurrent" and isinstance(streams, int) and streams > 0:
+    if kind == "concurrent" and streams is not None:
         return "concurrency", float(streams), None
     return "concurrency", None if cap is None else float(cap), None
 
@@ -165,8 +165,8 @@ def _published(b: dict[str, Any], bad: Faults) -> dict[str, float]:
 
 
 def _missing(b: dict[str, Any], part: Part, source: Source) -> None:
-    total = rf.got(b, "metrics", "request_totals", "total")
-    if isinstance(total, int) and total > len(part.requests):
+    total = rf.whole(rf.got(b, "metrics", "request_totals", "total"))
+    if total is not None and total > len(part.requests):
         left = total - len(part.requests)
         source.notes.append(doubt(f"{left} of {total} requests are not in the file", "a sample was kept",
                                   "run GuideLLM without a limit on the samples it keeps"))  # fmt: skip

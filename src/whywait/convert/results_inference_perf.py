@@ -27,8 +27,8 @@ _FIGURES = {
 }  # fmt: skip
 _QUANTILES = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 _DEFINITIONS = {
-    "tpot_ms": "its TPOT divides by its own tokenizer's count of the output, whatever the first chunk held; ours by the "
-    "service's usage",
+    "tpot_ms": "its TPOT divides by its own tokenizer's count of the output, whatever the first chunk held; ours by "
+    "the service's usage",
     "output_tokens_per_s": "it counts the output by its own tokenizer; ours is the service's usage",
     "latency_ms": "its latency is to the end of the response",
 }
@@ -140,11 +140,12 @@ def _stages(folder: Path, source: Source) -> list[tuple[dict[str, Any], int]]:
 
 
 def _load(stage: dict[str, Any]) -> tuple[str, float | None]:
-    most, rate = (rf.got(stage, "load_summary", k) for k in ("concurrency", "requested_rate"))
-    if isinstance(most, int) and not isinstance(most, bool) and most > 0:
+    most = rf.whole(rf.got(stage, "load_summary", "concurrency"))
+    rate = rf.positive(rf.got(stage, "load_summary", "requested_rate"))
+    if most is not None:
         return "concurrency", float(most)
-    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e9:
-        return "rate", float(rate)
+    if rate is not None:
+        return "rate", rate
     return "concurrency", None
 
 

@@ -86,8 +86,8 @@ class Source:
     ended_ns: int | None = None  # Unix time, where only that is told
     engine: dict[str, Any] = field(default_factory=dict)
     endpoint: dict[str, Any] = field(default_factory=dict)
-    workload: dict[str, Any] = field(default_factory=dict)
-    slo: dict[str, float] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)  # keys of a Workload, or nothing
+    facts: dict[str, Any] = field(default_factory=dict)  # what else the tool says of the run
     command: str | None = None
     partial: str = ""
     notes: list[dict[str, str]] = field(default_factory=list)

@@ -8,7 +8,6 @@ means is in ``docs/import.md``.
 from __future__ import annotations
 
 import datetime
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +78,12 @@ def read(path: Path, form: str) -> Source:
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a file that is one document, or has one per line; a line that was cut off is told."""
+    first: Exception | None = None
+    whole: Any = None
     try:
         whole = rf.value(rf.document(path))
     except (rf.Bad, UsageError) as exc:
-        whole, first = None, exc
-    else:
-        first = None
+        first = exc
     if isinstance(whole, dict):
         yield "the result", whole
         return
@@ -136,14 +135,12 @@ def _list(row: dict[str, Any], name: str, where: str) -> list[Any] | None:
 
 
 def _load(row: dict[str, Any], n: int) -> tuple[str, float | None]:
-    rate, most = row.get("request_rate"), row.get("max_concurrency")
-    if rate == "trace":
+    rate, most = rf.positive(row.get("request_rate")), rf.whole(row.get("max_concurrency"))
+    if row.get("request_rate") == "trace":
         return "trace", None
-    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and math.isfinite(rate) and rate > 0:
-        return "rate", float(rate)
-    if isinstance(most, int) and not isinstance(most, bool) and 0 < most < n:
-        return "concurrency", float(most)
-    return "concurrency", float(max(n, 1))
+    if rate is not None:
+        return "rate", rate
+    return "concurrency", float(max(n, 1) if most is None else min(most, max(n, 1)))
 
 
 def _request(v: dict[str, Any], bad: Faults, timed: bool, told: bool) -> Asked:
@@ -198,7 +195,8 @@ def _not_tokens(requests: list[Asked], backend: str, tool: str) -> dict[str, str
     role, end = _which(mine, extra, "chat" in backend)
     if extra > 0 and not role and not end:
         return doubt(f"{extra} chunks per stream carry no token, and which is not known",
-                     f"{tool} stamps every chunk with choices; the gaps do not tell", "measure with whywait itself")  # fmt: skip
+                     f"{tool} stamps every chunk with choices; the gaps do not tell",
+                     "measure with whywait itself")  # fmt: skip
     if not role and not end:
         return None
     for r in mine:
@@ -259,10 +257,10 @@ def _facts(row: dict[str, Any], source: Source, part: Part) -> None:
         source.engine.setdefault("name", "sglang")
     if isinstance(info, dict):
         _server(info, source)
-    if isinstance(row.get("burstiness"), (int, float)):
-        source.workload["burstiness"] = row["burstiness"]
-    if part.mode != "concurrency" and isinstance(row.get("max_concurrency"), int):
-        source.workload["max_in_flight"] = row["max_concurrency"]
+    if (burst := rf.positive(row.get("burstiness"))) is not None:
+        source.facts["burstiness"] = burst
+    if part.mode != "concurrency" and (most := rf.whole(row.get("max_concurrency"))) is not None:
+        source.workload["max_in_flight"] = most
     if source.tool == SGLANG:
         _asked_or_counted(row, source)
     when = rf.text(row.get("date"))
@@ -281,16 +279,15 @@ def _server(info: dict[str, Any], source: Source) -> None:
         if (said := rf.text(info.get(key))) and said != "auto":
             engine.setdefault(name, said)
     for key, name in (("max_running_requests", "slots"), ("max_total_num_tokens", "kv_tokens"), ("tp_size", "devices")):
-        said = info.get(key)
-        if isinstance(said, int) and not isinstance(said, bool) and said > 0:
-            engine.setdefault(name, said)
+        if (n := rf.whole(info.get(key))) is not None:
+            engine.setdefault(name, n)
 
 
 def _asked_or_counted(row: dict[str, Any], source: Source) -> None:
-    counted, again = row.get("total_output_tokens"), row.get("total_output_tokens_retokenized")
-    if isinstance(counted, int) and isinstance(again, int) and counted and abs(again / counted - 1) > 0.02:
+    counted, again = (rf.whole(row.get(f"total_output_tokens{k}")) for k in ("", "_retokenized"))
+    if counted and again and abs(again / counted - 1) > 0.02:
         d = doubt("output tokens may be those asked for, not those that came",
-                  f"the tool says {counted}, its tokenizer counts {again} in the texts; without usage in the stream it "
-                  "takes the asked length", "ask for usage: --extra-request-body '{\"stream_options\": …}'")  # fmt: skip
+                  f"the tool says {counted}, its tokenizer counts {again} in the texts; where the stream has no usage "
+                  "it takes the asked length", "ask for usage (stream_options.include_usage)")  # fmt: skip
         if d not in source.notes:
             source.notes.append(d)
