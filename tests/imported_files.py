@@ -44,8 +44,8 @@ def put(path: Path, value: Any) -> Path:
     return path
 
 
-def vllm_0_6(**more: Any) -> dict[str, Any]:
-    """vLLM 0.6 … 0.10: no start times, no latencies; the goodput key had a colon in it."""
+def vllm_2025(**more: Any) -> dict[str, Any]:
+    """vLLM's benchmark_serving.py of 2025: no start times, no latencies; the goodput key had a colon in it."""
     return {
         "date": "20250102-030405", "backend": "vllm", "model_id": "m", "tokenizer_id": "m", "num_prompts": 3,
         "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 2, "duration": 2.0, "completed": 2,
@@ -57,8 +57,8 @@ def vllm_0_6(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sglang_0_4(**more: Any) -> dict[str, Any]:
-    """SGLang 0.4: no tag, no server_info."""
+def sglang_2025(**more: Any) -> dict[str, Any]:
+    """SGLang's bench_serving.py of 2025: no tag, no server_info."""
     return {
         "backend": "sglang", "dataset_name": "random", "request_rate": 4.0, "max_concurrency": None,
         "sharegpt_output_len": None, "random_input_len": 8, "random_output_len": 4, "random_range_ratio": 0.0,
@@ -77,8 +77,9 @@ def aiperf_0_3(folder: Path, **more: Any) -> Path:
     for i in range(3):
         at = t + i * 500_000_000
         rows.append({
-            "metadata": {"session_num": i, "x_request_id": f"r{i}", "x_correlation_id": f"c{i // 2}", "turn_index": i % 2,
-                         "request_start_ns": at, "request_ack_ns": at + 4_000_000, "request_end_ns": at + 400_000_000,
+            "metadata": {"session_num": i, "x_request_id": f"r{i}", "x_correlation_id": f"c{i // 2}",
+                         "turn_index": i % 2, "request_start_ns": at,
+                         "request_ack_ns": at + 4_000_000, "request_end_ns": at + 400_000_000,
                          "worker_id": "w", "record_processor_id": "p", "benchmark_phase": "profiling",
                          "was_cancelled": i == 2, **more},
             "metrics": {"time_to_first_token": {"value": 100.0, "unit": "ms"},
@@ -99,6 +100,7 @@ def aiperf_0_3(folder: Path, **more: Any) -> Path:
 
 def guidellm_0_2() -> dict[str, Any]:
     """GuideLLM 0.2 and 0.3: a request holds its own times; no schema version."""
+
     def row(at: float, **more: Any) -> dict[str, Any]:
         return {
             "type_": "generative_text_response", "request_id": "r", "request_type": "chat_completions",

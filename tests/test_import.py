@@ -204,7 +204,7 @@ def test_the_manifest_says_where_it_comes_from() -> None:
 
 
 def test_vllm_before_start_times_is_replayed_in_its_order(tmp_path: Path) -> None:
-    run, _ = imported(put(tmp_path / "x.json", files.vllm_0_6()))
+    run, _ = imported(put(tmp_path / "x.json", files.vllm_2025()))
     assert violations(run) == []
     assert outcomes(run) == {"ok": 2, "shed": 1}
     # Two at a time: the third goes when the first of them ends, both after a second.
@@ -218,7 +218,7 @@ def test_vllm_before_start_times_is_replayed_in_its_order(tmp_path: Path) -> Non
 
 
 def test_sglang_in_an_open_loop_does_not_say_what_overlaps_what(tmp_path: Path) -> None:
-    run, _ = imported(put(tmp_path / "x.jsonl", files.sglang_0_4()), engine={"slots": 1})
+    run, _ = imported(put(tmp_path / "x.jsonl", files.sglang_2025()), engine={"slots": 1})
     assert violations(run) == []
     assert per_request(run).e2e_ms.tolist() == pytest.approx([400.0, 400.0])
     (point,) = summarize(run)["points"]
@@ -265,7 +265,7 @@ def test_inference_perf_0_2_has_no_usage(tmp_path: Path) -> None:
 
 
 def test_files_appended_to_and_several_files_are_several_points(tmp_path: Path) -> None:
-    two = put(tmp_path / "x.json", "\n".join(json.dumps(files.vllm_0_6(max_concurrency=c)) for c in (1, 2)))
+    two = put(tmp_path / "x.json", "\n".join(json.dumps(files.vllm_2025(max_concurrency=c)) for c in (1, 2)))
     run, _ = imported(two, DATA / "vllm-0.32-c4.json")
     assert violations(run) == []
     assert run.points["target"].tolist() == [1.0, 2.0, 4.0]
@@ -319,9 +319,7 @@ def test_what_if_runs_on_an_imported_sweep(tmp_path: Path, capsys: pytest.Captur
 def test_the_python_call(tmp_path: Path) -> None:
     more = importing.given("sglang", slots=4, on=("h100", 2))
     found = importing.import_results([DATA / "sglang-0.5.23-c4.jsonl"], tmp_path / "run", more=more)
-    assert found.result.run.manifest.engine == {"name": "sglang", "model": "tiny", "slots": 4, "devices": 2} or (
-        found.result.run.manifest.engine == {"name": "sglang", "slots": 4, "devices": 2}
-    )
+    assert found.result.run.manifest.engine == {"name": "sglang", "slots": 4, "devices": 2}
     assert [g["name"] for g in found.result.run.manifest.machine["gpus"]] == ["H100 SXM"] * 2
     assert all(f.agrees for f in found.checked)
     assert found.result.run.manifest.client["imported"]["checked"]["differ"] == []
@@ -329,8 +327,9 @@ def test_the_python_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(["--engine", "nope"], "no such engine"), (["--machine", "nope"], "nope"), (["--devices", "2"], "of which machine"),
-     (["--slo", "x"], "--slo"), (["--format", "inference-perf"], "no list of requests")],
+    [(["--engine", "nope"], "no such engine"), (["--machine", "nope"], "nope"),
+     (["--devices", "2"], "of which machine"), (["--slo", "x"], "--slo"),
+     (["--format", "inference-perf"], "no list of requests")],
 )  # fmt: skip
 def test_flags_that_cannot_be(flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     src = str(DATA / "vllm-0.32-c4.json")

@@ -105,7 +105,8 @@ MAY: dict[str, set[str]] = {
     "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim", "flags_out"},
     "__main__": {"cli"},
 }
-CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim", "whywait.flags_out"}
+FLAGS = {"whywait.flags", "whywait.flags_lab", "whywait.flags_sim", "whywait.flags_out"}
+CLI_AT_IMPORT = {"whywait", "whywait.errors", *FLAGS}
 
 
 def part(module: str) -> str:

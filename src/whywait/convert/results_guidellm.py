@@ -1,6 +1,6 @@
 """Results of GuideLLM: a report with a list of benchmarks, JSON or YAML; each benchmark is a load point.
 
-Read in the sources of GuideLLM 0.2, 0.3 (a request holds its own times), 0.4, 0.5 and 0.8 (``info.timings`` does).
+Read in the sources of GuideLLM 0.2, 0.3 (a request holds its own times), 0.4 to 0.8 (``info.timings`` does).
 Times are Unix seconds, of first and last token only: the chunks between are not kept.
 """
 

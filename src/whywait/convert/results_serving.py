@@ -1,7 +1,8 @@
 """Results of ``vllm bench serve`` and of SGLang's ``bench_serving``: an object per run, with a list per figure.
 
-Read in the sources of vLLM 0.6 to 0.32 (``benchmarks/serve.py``, ``lib/endpoint_request_func.py``) and SGLang 0.4 to
-0.5.23 (``bench_serving.py``, ``benchmark/serving.py``). All times are seconds of a monotonic clock. What each list
+Read in the sources of vLLM 0.32 (``benchmarks/serve.py``, ``lib/endpoint_request_func.py``) and its older script
+(``benchmarks/benchmark_serving.py`` of 2024 and 2025), of SGLang 0.5.23 (``benchmark/serving.py``) and an older
+``bench_serving.py`` of 2025. All times are seconds of a monotonic clock. What each list
 means is in ``docs/import.md``.
 """
 
