@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from whywait.convert import results_file as rf
 from whywait.convert.results_part import Asked, Faults, Ints, Part, Source, doubt
-from whywait.core.columns import CLOCKS, KINDS
+from whywait.core.columns import CLOCKS, FAULTS, KINDS, OUTCOMES
 from whywait.core.run import Manifest, Run
-from whywait.core.table import Table
+from whywait.core.table import Array, Table
 from whywait.units import NS_PER_MS, NS_PER_S
 
 CLOCKS_APART = 5 * NS_PER_MS  # stamps of two clocks may contradict each other by so much
@@ -51,22 +51,13 @@ def build(sources: Sequence[Source], given: Given) -> Run:
             _in_order(r, bad)
     kept, left = _chunks_kept(p for _, p in parts)
     zero, at = _axis(parts)
-    points: list[dict[str, Any]] = []
-    requests: list[dict[str, Any]] = []
-    chunks: list[dict[str, Any]] = []
-    for number, (_, part) in enumerate(parts):
-        shift = at[number]
-        for r in part.requests:
-            row = _row(r, number, len(requests), shift)
-            if r.times is not None and kept:
-                chunks.append(_stream(r, row["id"], shift))
-            requests.append(row)
-        points.append(_point(part, number, shift))
-    _sessions(requests)
+    points = [_point(part, number, at[number]) for number, (_, part) in enumerate(parts)]
+    rows = [(number, r) for number, (_, part) in enumerate(parts) for r in part.requests]
+    chunks = [_stream(r, i, at[n]) for i, (n, r) in enumerate(rows) if r.times is not None] if kept else []
     return Run(
         _manifest(sources, parts, given, zero, left),
         Table.from_rows("points", points),
-        Table.from_rows("requests", requests),
+        _request_table(rows, at),
         _chunk_table(chunks),
         Table.empty("steps"),
         Table.empty("readings"),
@@ -191,28 +182,44 @@ def _in_order(r: Asked, bad: Faults) -> None:
         r.role_ns = None
 
 
-def _row(r: Asked, point: int, number: int, shift: int) -> dict[str, Any]:
-    def at(t: int | None) -> int | None:
-        return None if t is None else t + shift
+def _request_table(rows: list[tuple[int, Asked]], at: list[int]) -> Table:
+    """By column: a row as an object of its own would take more memory than the file it was read from."""
+    n = len(rows)
 
-    n = len(r.times) if r.times is not None else r.chunks
-    return {
-        "point": point, "id": number, "class": r.klass, "session_id": r.session, "turn": r.turn, "replica": 0,
-        "attempt": 1, "trace_id": r.trace_id, "due_ns": at(r.due), "sent_ns": at(r.sent),
-        "accepted_ns": at(r.accepted), "first_ns": at(r.first), "first_answer_ns": at(r.first_answer),
-        "last_ns": at(r.last), "end_ns": at(r.end), "connect_ns": r.connect, "asked_output_tokens": r.asked_output,
-        "prompt_tokens": r.prompt, "output_tokens": r.output, "reasoning_tokens": r.reasoning,
-        "cached_tokens": r.cached, "content_chunks": n, "outcome": r.outcome, "fault": r.fault, "detail": r.detail,
-        "status": r.status, **(r.engine or {}),
-    }  # fmt: skip
+    def floats(of: Callable[[Asked], float | None]) -> Array:
+        return np.fromiter((np.nan if (v := of(r)) is None else v for _, r in rows), np.float64, n)
+
+    def times(of: Callable[[Asked], int | None]) -> Array:  # moved as whole numbers: Unix ns do not fit a float
+        return np.fromiter((np.nan if (v := of(r)) is None else v + at[p] for p, r in rows), np.float64, n)
+
+    def texts(of: Callable[[Asked], str | None]) -> Array:
+        out = np.empty(n, dtype=object)
+        out[:] = [of(r) for _, r in rows]
+        return out
+
+    told = sorted({name for _, r in rows for name in r.engine or ()})
+    return Table("requests", {
+        "point": np.fromiter((p for p, _ in rows), np.int64, n), "id": np.arange(n), "replica": np.zeros(n, np.int64),
+        "attempt": np.ones(n, np.int64), "class": texts(lambda r: r.klass), "session_id": _sessions(rows),
+        "turn": floats(lambda r: r.turn), "trace_id": texts(lambda r: r.trace_id), "due_ns": times(lambda r: r.due),
+        "sent_ns": times(lambda r: r.sent), "accepted_ns": times(lambda r: r.accepted),
+        "first_ns": times(lambda r: r.first), "first_answer_ns": times(lambda r: r.first_answer),
+        "last_ns": times(lambda r: r.last), "end_ns": times(lambda r: r.end), "connect_ns": floats(lambda r: r.connect),
+        "prompt_tokens": floats(lambda r: r.prompt), "output_tokens": floats(lambda r: r.output),
+        "reasoning_tokens": floats(lambda r: r.reasoning), "cached_tokens": floats(lambda r: r.cached),
+        "content_chunks": floats(lambda r: r.chunks if r.times is None else len(r.times)),
+        "outcome": np.fromiter((OUTCOMES.index(r.outcome) for _, r in rows), np.int8, n),
+        "fault": np.fromiter((FAULTS.index(r.fault) for _, r in rows), np.int8, n),
+        "detail": texts(lambda r: r.detail), "status": floats(lambda r: r.status),
+        **{name: floats(lambda r, k=name: (r.engine or {}).get(k)) for name in told},  # type: ignore[misc]
+    })  # fmt: skip
 
 
-def _sessions(rows: list[dict[str, Any]]) -> None:
+def _sessions(rows: list[tuple[int, Asked]]) -> Array:
     """Sessions get numbers by first appearance; the tools' own ids are not kept."""
-    seen: dict[str, int] = {}
-    for row in rows:
-        if row["session_id"] is not None:
-            row["session_id"] = seen.setdefault(f"{row['point']} {row['session_id']}", len(seen))
+    seen: dict[tuple[int, str], int] = {}
+    numbers = (np.nan if r.session is None else seen.setdefault((p, r.session), len(seen)) for p, r in rows)
+    return np.fromiter(numbers, np.float64, len(rows))
 
 
 def _point(part: Part, number: int, shift: int) -> dict[str, Any]:

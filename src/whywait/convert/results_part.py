@@ -43,7 +43,6 @@ class Asked:
     output: int | None = None
     reasoning: int | None = None
     cached: int | None = None
-    asked_output: int | None = None
     outcome: str = "ok"
     fault: str = "none"
     detail: str | None = None
