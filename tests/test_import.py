@@ -200,6 +200,15 @@ def test_the_manifest_says_where_it_comes_from() -> None:
     assert by_name["profile_export.jsonl"]["bytes"] == path.stat().st_size
 
 
+def test_what_vllm_counts_of_speculation_is_the_points(tmp_path: Path) -> None:
+    counted = {"spec_decode_draft_tokens": 40, "spec_decode_accepted_tokens": 30, "spec_decode_num_drafts": 10}
+    path = put(tmp_path / "x.json", json.loads((DATA / "vllm-0.32-c4.json").read_text()) | counted)
+    run, _ = imported(path, path)
+    assert violations(run) == []
+    for p in summarize(run)["points"]:
+        assert p["acceptance"] == pytest.approx(0.75)
+
+
 # --- older versions
 
 
@@ -262,6 +271,18 @@ def test_inference_perf_0_2_has_no_usage(tmp_path: Path) -> None:
     assert run.requests["output_tokens"][0] == 3
     assert per_request(run).tpot_ms[0] == pytest.approx(400)
     assert "secret" not in str(run.requests.rows())
+
+
+def test_a_run_in_which_all_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = files.vllm_2025(ttfts=[0.0] * 3, output_lens=[0] * 3, itls=[[]] * 3, errors=["Bad Gateway"] * 3, completed=0)
+    out = str(tmp_path / "run")
+    assert cli.main(["import", str(put(tmp_path / "x.json", bad)), "--out", out]) == 0
+    assert "3 of 3 requests failed (3 http error)" in capsys.readouterr().out
+    assert cli.main(["show", out, "--strict"]) == 3
+    assert cli.main(["bill", out, "--price-per-hour", "2", "--currency", "EUR"]) == 0
+    run = Run.load(out)
+    assert violations(run) == []
+    assert outcomes(run) == {"http_error": 3}
 
 
 def test_files_appended_to_and_several_files_are_several_points(tmp_path: Path) -> None:

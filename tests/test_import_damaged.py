@@ -55,7 +55,9 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "'itls' should hold 1"),
     "a summary of inference-perf": (b'{"load_summary": {}, "successes": {}}', "give the folder"),
     "totals of aiperf alone": (b'{"aiperf_version": "1", "request_throughput": {}}', "is not beside it"),
-    "guidellm without requests": (b'{"benchmarks": [{"requests": {}, "metrics": {}}]}', "hold no request"),
+    "guidellm without requests": (b'{"benchmarks": [{"requests": {}, "metrics": {}}]}', "no request in it"),
+    "vllm without requests": (
+        b'{"endpoint_type": "vllm", "ttfts": [], "itls": [], "input_lens": [], "output_lens": []}', "no request in it"),
     "guidellm of numbers": (b'{"guidellm_version": 1, "benchmarks": [1]}', "no list of benchmarks"),
     "zeros": (b"\0" * 5000, "is of no known format"),
     "no utf-8": (b"\xff\xfe{\0", "is of no known format"),

@@ -40,7 +40,11 @@ def read(paths: Sequence[Path], form: str = "auto") -> list[Source]:
         if path.resolve() in seen:  # both files of one run were given
             continue
         seen.add(path.resolve())
-        out.append(_read(path, kind))
+        source = _read(path, kind)
+        source.parts = [p for p in source.parts if p.requests]
+        if not source.parts:
+            raise UsageError(f"{path}: no request in it", "did the run send any?")
+        out.append(source)
     return out
 
 

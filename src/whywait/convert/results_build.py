@@ -60,7 +60,7 @@ def build(sources: Sequence[Source], given: Given) -> Run:
         _request_table(rows, at),
         _chunk_table(chunks),
         Table.empty("steps"),
-        Table.empty("readings"),
+        Table.from_rows("readings", [r for n, (s, p) in enumerate(parts) for r in _readings(s, p, points[n])]),
     )
 
 
@@ -229,6 +229,16 @@ def _point(part: Part, number: int, shift: int) -> dict[str, Any]:
     if part.starts == "assumed":  # there is no steady part of what was laid out
         row |= {"steady_start_ns": begin, "steady_end_ns": end}
     return row
+
+
+def _readings(source: Source, part: Part, point: dict[str, Any]) -> list[dict[str, Any]]:
+    """Counters of the engine that the tool read before and after: only by how much they grew is told."""
+    ends = (("start_ns", 0.0), ("end_ns", 1.0))
+    return [
+        {"asked_ns": point[at], "answered_ns": point[at], "source": source.tool, "name": name, "value": value * share}
+        for at, share in ends
+        for name, value in part.grown.items()
+    ]
 
 
 # --- chunks

@@ -54,8 +54,6 @@ def read(path: Path) -> Source:
     source.bad = Faults()
     for b in report["benchmarks"]:
         source.parts.append(_part(b, source))
-    if not any(p.requests for p in source.parts):
-        raise UsageError(f"{path}: its benchmarks hold no request", "was it written without samples of requests?")
     return source
 
 

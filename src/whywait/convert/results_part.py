@@ -72,6 +72,7 @@ class Part:
     took: int | None = None  # its own duration
     label: str | None = None
     published: dict[str, float] = field(default_factory=dict)
+    grown: dict[str, float] = field(default_factory=dict)  # counters of the engine: by how much over the point
 
 
 @dataclass

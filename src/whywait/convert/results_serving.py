@@ -29,6 +29,10 @@ _TOTALS = {
     "request_throughput": "requests_per_s", "output_throughput": "output_tokens_per_s", "completed": "requests",
     "total_output_tokens": "output_tokens", "total_input_tokens": "prompt_tokens",
 }  # fmt: skip
+_COUNTERS = {
+    "spec_decode_draft_tokens": "draft_tokens_total", "spec_decode_accepted_tokens": "accepted_tokens_total",
+    "spec_decode_num_drafts": "draft_rounds_total",
+}  # fmt: skip
 EARLY, LATE = 0.2, 2.0  # a gap below or above this many usual ones is not one between two tokens
 NEARLY = 0.9  # of the streams: what is so in fewer is no habit of the server's
 _DEFINITIONS = {
@@ -124,6 +128,8 @@ def _part(row: dict[str, Any], source: Source, where: str) -> Part:
     source.notes += [d for d in (skipped, _waiting() if capped else None) if d and d not in source.notes]
     part.took = bad.read(rf.span, row.get("duration"), "duration")
     part.published = _published(row, bad)
+    counted = {name: bad.read(rf.count, row.get(key), key) for key, name in _COUNTERS.items()}
+    part.grown = {name: float(n) for name, n in counted.items() if n is not None}
     _facts(row, source, part)
     return part
 
