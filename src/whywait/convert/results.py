@@ -20,6 +20,7 @@ from whywait.errors import UsageError
 
 FORMATS = ("auto", "vllm", "sglang", "aiperf", "guidellm", "inference-perf")
 KNOWN = "vllm bench serve --save-detailed, SGLang --output-details, AIPerf, GuideLLM, inference-perf"
+SUMMARY = "summary"  # of inference-perf, which is no result of single requests
 SNIFFED = 64 * rf.MIB  # a document up to this is parsed to tell its format, where its beginning does not
 _IN_FOLDER = (inference_perf.REQUESTS, aiperf.RECORDS, "benchmarks.json", "benchmarks.yaml")
 _ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".yaml", ".yml")
@@ -95,6 +96,9 @@ def sniff(path: Path) -> str:
     kind = _of(_first_line(head)) or _by_keys(head)
     if kind is None and _short(path):
         kind = _of(rf.parsed(path))
+    if kind == SUMMARY:
+        raise UsageError(f"{path} is a summary of inference-perf, without its requests",
+                         f"give the folder of the run, or {inference_perf.REQUESTS}")  # fmt: skip
     if kind is None:
         raise UsageError(f"{path} is of no known format", f"known: {KNOWN}; or say which with --format")
     return kind
@@ -110,8 +114,7 @@ def _of(found: Any) -> str | None:
     if guidellm.is_report(found):
         return "guidellm"
     if {"load_summary", "successes"} <= set(found):
-        raise UsageError("this is a summary of inference-perf, without its requests",
-                         "give the folder of the run, or per_request_lifecycle_metrics.json")  # fmt: skip
+        return SUMMARY
     return serving.is_serving(found)
 
 

@@ -48,7 +48,7 @@ _DEFINITIONS = {
         "chunk_gap_ms": "its ITL divides a gap by the tokens of its chunk where the engine tells them",
         "e2e_ms": "its end to end is to the end of the stream, which is not in the file; ours is to the last token",
         "output_tokens": "where the stream brought no usage its count is the length that was asked for",
-        "prompt_tokens": "its total is of the lengths that were asked for; ours of the server's count, where it gave one",
+        "prompt_tokens": "its total is of the lengths asked for; ours of the server's count, where it gave one",
     },
 }
 
