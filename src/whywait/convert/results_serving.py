@@ -89,7 +89,7 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         whole = rf.value(rf.document(path))
     except (rf.Bad, UsageError) as exc:
-        first = exc
+        first = exc.with_traceback(None)  # or its frames would keep what was read
     if isinstance(whole, dict):
         yield "the result", whole
         return
