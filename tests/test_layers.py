@@ -45,6 +45,7 @@ MAY: dict[str, set[str]] = {
     "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "counting", "reading", "watching"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
+    "importing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "app"},
     "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "app"},
     "twin": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge"},
     "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin"},
@@ -105,6 +106,7 @@ MAY: dict[str, set[str]] = {
         "comparing",
         "listing",
         "observing",
+        "importing",
         "reading",
         "doctoring",
         "exam",
@@ -116,7 +118,6 @@ MAY: dict[str, set[str]] = {
     "flags_lab": {"whywait", "flags"},
     "flags_out": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "flags_out": {"whywait", "flags"},
     "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
     "__main__": {"cli"},
 }

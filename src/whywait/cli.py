@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("whywait.verbs.resume:resume", "finish a run or sweep that was cut off, into a new run"),
     "watch": ("whywait.verbs.watch:watch", "what a service in production waits on; sends no load"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
+    "import": ("whywait.verbs.importing:import_", "results of other load tools (vLLM, SGLang, AIPerf, …) as a run"),
     "bill": ("whywait.verbs.bill:bill", "what a good request of a saved run costs, in joules and money"),
     "compare": ("whywait.verbs.compare:compare", "what changed between runs: figures, waits, gates; also baselines"),
     "history": ("whywait.verbs.history:history", "the runs of a folder: list, headline figures, one plotted over time"),
@@ -52,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "resume": ("whywait-runs/20261130-101500", "nothing-lost.md"),
     "watch": ("http://127.0.0.1:8000 --window 60s", "watch.md"),
     "show": ("whywait-runs/20261130-101500 --html report.html", "accounts.md"),
+    "import": ("profile_export.jsonl --out imported --engine vllm --machine h100", "import.md"),
     "bill": ("whywait-runs/20261130-101500 --price-per-hour 2.5 --currency EUR", "bill.md"),
     "compare": ("whywait-runs/monday whywait-runs/tuesday --fail-if 'goodput<-5%'", "compare.md"),
     "history": ("whywait-runs --figure ttft_ms.p95", "compare.md"),
@@ -105,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 def flags_of(verb: str) -> Callable[[argparse.ArgumentParser], None]:
     """What adds the flags of a verb: the function of its name in one of the modules of flags."""
-    name = {"try": "try_"}.get(verb, verb.replace("-", "_"))
+    name = {"try": "try_", "import": "import_"}.get(verb, verb.replace("-", "_"))
     found: Callable[[argparse.ArgumentParser], None] = next(
         getattr(module, name) for module in (flags_out, flags_sim, flags_lab, flags) if hasattr(module, name)
     )

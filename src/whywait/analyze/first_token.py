@@ -10,7 +10,7 @@ from whywait.analyze.counters import series
 from whywait.analyze.latency import OK, origin_ns
 from whywait.analyze.window import Spans
 from whywait.core.columns import OUTCOMES
-from whywait.core.run import Run
+from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS
 
@@ -219,9 +219,10 @@ def _seen_full(run: Run, line: Line, until: Array) -> tuple[Array, Array, Array]
     """Which requests waited while the engine was seen full, which of them were sent beyond its slots, and of which
     there is evidence either way (bool each)."""
     slots = run.manifest.engine.get("slots")
-    beyond = np.zeros(len(until), dtype=bool) if slots is None else others_in_flight(run) >= int(slots)
+    placed = ~np.isin(run.requests["point"], laid_out(run))
+    beyond = np.zeros(len(until), dtype=bool) if slots is None else (others_in_flight(run) >= int(slots)) & placed
     asked, positive = waiting_seen(run)
-    counted = np.full(len(until), slots is not None)
+    counted = placed & (slots is not None)
     if not len(asked):
         return beyond, beyond, counted
     before = np.concatenate(([0], np.cumsum(positive)))

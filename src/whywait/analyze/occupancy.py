@@ -15,7 +15,7 @@ from whywait.analyze.counters import delta, series
 from whywait.analyze.device_evidence import UNCOVERED, apply, device_evidence
 from whywait.analyze.first_token import KV_FULL, prefill_windows, waiting_seen
 from whywait.analyze.stats import Doubt
-from whywait.core.run import Run
+from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.units import NS_PER_S
 
@@ -100,6 +100,9 @@ def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = N
 
 def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
     req = run.requests.where(mine)
+    out_of_place = run.points.where(np.isin(run.points["point"], laid_out(run)))
+    if any(start < b and a < end for a, b in zip(out_of_place["start_ns"], out_of_place["end_ns"], strict=True)):
+        return {**dict.fromkeys(CATEGORIES, 0), "unknown": end - start, "blocked": 0}
     begin, until = (v[mine] for v in prefill_windows(run))
     unseen = np.isnan(req["engine_prefill_ms"])
     sent, first, last, stop = req["sent_ns"], req["first_ns"], req["last_ns"], req["end_ns"]
@@ -202,7 +205,8 @@ def _how(run: Run, start: int, end: int) -> dict[str, str]:
     ours = (req["sent_ns"] < end) & ~(req["end_ns"] < start)
     if (~np.isnan(req["engine_prefill_ms"]) & ours).any():
         how["prefill_busy"] = "measured"
-    how["decode_busy"] = how["idle_no_work"] = "inferred"
+    if not len(laid_out(run)):
+        how["decode_busy"] = how["idle_no_work"] = "inferred"
     asked, _ = waiting_seen(run)
     if ((asked >= start) & (asked <= end)).any():
         how["idle_host"] = "inferred"

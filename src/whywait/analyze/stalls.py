@@ -15,7 +15,7 @@ from whywait.analyze.counters import Series, series
 from whywait.analyze.first_token import Line, Split
 from whywait.analyze.latency import Content, Gaps
 from whywait.analyze.window import Spans
-from whywait.core.run import Run
+from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S
 
@@ -73,7 +73,8 @@ def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Spl
     line, split = parts
     n = len(typical)
     long = _long(c, g, typical, parts)
-    left = long.excess.copy()
+    unplaced = np.isin(run.requests["point"], laid_out(run))  # what happened beside their gaps is not known
+    left = np.where(unplaced[long.row], 0, long.excess)
     by: dict[str, Array] = {}
 
     def take(cause: str, amount: Array) -> None:
@@ -98,9 +99,9 @@ def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Spl
         spans = _grown(series(run.readings, name, "process/engine"), least)
         take(cause, np.where(long.alone, 0, _growth_in(spans, long, split.shift)))
     rest = np.zeros(n, dtype=np.int64)
-    np.add.at(rest, long.row, left)
+    np.add.at(rest, long.row, np.where(unplaced[long.row], long.excess, left))
     others = np.zeros(n, dtype=bool) if not len(run.chunks) else _has_neighbours(line, split)
-    looked = (others | counted) & bool(len(run.chunks))
+    looked = (others | counted) & bool(len(run.chunks)) & ~unplaced
     return Stalls({k: v for k, v in by.items() if v.any()}, rest, guessed, looked)
 
 

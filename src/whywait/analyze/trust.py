@@ -188,6 +188,9 @@ def _user_clock(run: Run) -> Doubt | None:
     if not len(clock) or not (clock == _USER).any():
         return None
     share = percent(float((clock == _USER).mean()))
+    if run.manifest.made_by == "imported":
+        why = "the tool stamps chunks in its own loop, and how late that was is not in its files"
+        return _doubt(f"{share} of the chunks are timed by another tool's loop", why, "measure beside it with whywait")
     why = "there was no kernel receive stamp (macOS, Unix sockets, some sandboxes), so our own lateness is in the times"
     return _doubt(f"{share} of the chunks are timed by the client's own clock", why, "measure on Linux over TCP")
 

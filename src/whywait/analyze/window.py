@@ -231,7 +231,8 @@ def _open(run: Run, start: int) -> tuple[tuple[int, int] | None, str]:
     req = run.requests
     e2e = (req["last_ns"] - origin_ns(run))[req["outcome"] == OK]
     e2e = e2e[~np.isnan(e2e)]
-    due = req["due_ns"][req["due_ns"] <= run.points["end_ns"].max()]  # of a run cut short, not those still to come
+    due = origin_ns(run)
+    due = due[due <= run.points["end_ns"].max()]  # of a run cut short, not those still to come
     if not len(due) or not len(e2e):
         return None, "no request with a due time ended well"
     return (start + max(NS_PER_S, round(float(np.median(e2e)))), int(due.max())), ""

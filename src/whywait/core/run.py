@@ -14,7 +14,7 @@ import numpy as np
 from whywait import __version__
 from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
 from whywait.core.secrets import clean
-from whywait.core.table import Table
+from whywait.core.table import Array, Table
 from whywait.errors import UsageError
 
 #: The version of docs/metrics.md by which figures are made of a Run. 2: energy per good request, as in a bill.
@@ -144,6 +144,15 @@ def write_json(path: Path, value: Any) -> None:
     tmp = path.with_name(path.name + ".tmp")
     tmp.write_text(clean(json.dumps(value, indent=2, allow_nan=False)) + "\n")
     os.replace(tmp, path)
+
+
+def laid_out(run: Run) -> Array:
+    """Load points (numbers) whose requests were laid out on the axis by nothing but a rate: an imported file did not
+    say when they were sent. Durations of requests hold there; what overlaps what is not known."""
+    imported = run.manifest.client.get("imported")
+    starts = imported.get("starts") if isinstance(imported, dict) else None
+    found = [int(k) for k, v in starts.items() if v == "assumed"] if isinstance(starts, dict) else []
+    return np.array(found, dtype=np.int64)
 
 
 _TIMES = {

@@ -9,7 +9,7 @@ import numpy as np
 from whywait.analyze.counters import delta, series
 from whywait.analyze.latency import OK, content
 from whywait.analyze.phases import FRONTEND, NETWORK, UNKNOWN, RequestAccount, histogram_mean_ms
-from whywait.core.run import Run
+from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.judge.evidence import Draft, Reuse, Streams, Work
 from whywait.units import NS_PER_MS
@@ -76,6 +76,7 @@ def work(one: Run, span: Span) -> Work:
         size = np.where(np.isnan(size), computed, size)
         big = float(computed[size >= LONG * max(np.median(size), 1)].sum() / computed.sum())
     sent, end = req["sent_ns"], req["end_ns"]
+    placed = not np.isin(laid_out(one), req["point"]).any()
     return Work(
         prompt=float(np.median(prompt)) if len(prompt) else None,
         output=float(np.median(answer)) if len(answer) else None,
@@ -83,7 +84,7 @@ def work(one: Run, span: Span) -> Work:
         long_n=long_n,
         long_answer=long_answer,
         big_prompts=big,
-        pending=_pending(np.where(np.isnan(req["due_ns"]), sent, req["due_ns"]), end, span),
+        pending=_pending(np.where(np.isnan(req["due_ns"]), sent, req["due_ns"]), end, span) if placed else None,
         ttft_growth=_growth(req, sent),
     )
 

@@ -53,6 +53,8 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
         out.print(
             Text("SIMULATED: made by a model; 'measured' below means: read off the simulated service", style="bold")
         )
+    if summary.get("made_by") == "imported":
+        out.print(Text("IMPORTED: measured by another tool; what it did not record is unknown here", style="bold"))
     if summary.get("described"):
         out.print(Text(f"simulated: {summary['described']}"))
     out.print(Text(summary.get("headline", ""), style="bold"))

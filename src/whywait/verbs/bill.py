@@ -99,7 +99,7 @@ def offers_of(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...
     if args.owned:
         given.append(parse_owned(args.owned, currency, date))
     if args.price:
-        book = readoffers_of(args.price)
+        book = read_offers(args.price)
         mine = of_machine(book, machine)
         if not mine:
             raise UsageError(f"{args.price} has no offer for {machine or 'a machine that the run does not name'}",
