@@ -61,6 +61,7 @@ MAY: dict[str, set[str]] = {
         "planning_search",
         "planning_space",
     },
+    "exporting": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report"},
     "starting": {*FLOOR, *PRODUCERS, "options", "app"},
     "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "starting"},
     "grading": {*CORE, "analyze"},
@@ -91,6 +92,7 @@ MAY: dict[str, set[str]] = {
         "varying",
         "observing",
         "reading",
+        "exporting",
         "exam",
         "exam_blind",
         "exam_score",
@@ -98,11 +100,19 @@ MAY: dict[str, set[str]] = {
     },
     "flags": {"whywait"},
     "flags_lab": {"whywait", "flags"},
+    "flags_out": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim"},
+    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
     "__main__": {"cli"},
 }
-CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim"}
+CLI_AT_IMPORT = {
+    "whywait",
+    "whywait.errors",
+    "whywait.flags",
+    "whywait.flags_lab",
+    "whywait.flags_out",
+    "whywait.flags_sim",
+}
 
 
 def part(module: str) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from whywait import __version__, flags, flags_lab, flags_sim
+from whywait import __version__, flags, flags_lab, flags_out, flags_sim
 from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, said_by, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -21,6 +21,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "watch": ("whywait.verbs.watch:watch", "what a service in production waits on; sends no load"),
     "show": ("whywait.verbs.measure:show", "read a saved run again"),
     "bill": ("whywait.verbs.bill:bill", "what a good request of a saved run costs, in joules and money"),
+    "export": (
+        "whywait.verbs.export:export",
+        "a saved run for Perfetto, OTLP, Prometheus, Grafana, llm-d, vllm bench, CSV, Parquet",
+    ),
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
     "ab": ("whywait.verbs.ab:ab", "two arms of an engine in alternating rounds, paired, until it is decided"),
     "try": ("whywait.verbs.ab:try_technique", "a technique for real, against not having it: gain and price"),
@@ -49,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "watch": ("http://127.0.0.1:8000 --window 60s", "watch.md"),
     "show": ("whywait-runs/20261130-101500 --html report.html", "accounts.md"),
     "bill": ("whywait-runs/20261130-101500 --price-per-hour 2.5 --currency EUR", "bill.md"),
+    "export": ("whywait-runs/20261130-101500 --to perfetto", "export.md"),
     "find": ("http://127.0.0.1:8000 --slo ttft=500ms@p95,tpot=50ms@p95", "find.md"),
     "ab": ("--a embedded:slots=2 --b embedded:slots=8 --concurrency 8 --promise queue", "ab.md"),
     "try": ("continuous-batching", "ab.md"),
@@ -97,7 +102,7 @@ def flags_of(verb: str) -> Callable[[argparse.ArgumentParser], None]:
     """What adds the flags of a verb: the function of its name in one of the modules of flags."""
     name = {"try": "try_"}.get(verb, verb.replace("-", "_"))
     found: Callable[[argparse.ArgumentParser], None] = next(
-        getattr(module, name) for module in (flags_sim, flags_lab, flags) if hasattr(module, name)
+        getattr(module, name) for module in (flags_sim, flags_lab, flags_out, flags) if hasattr(module, name)
     )
     return found
 
