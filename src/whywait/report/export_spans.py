@@ -22,6 +22,7 @@ from whywait.report.export import Chosen
 from whywait.units import NS_PER_MS, NS_PER_S
 
 BATCH = 256  # requests of one export
+MOST_STALLS = 16  # spans of stalls of a request, the longest of them; how long all took is an attribute of decode
 CLIENT, INTERNAL = 3, 1  # Span.SpanKind
 ERROR = 2  # Status.StatusCode
 OPERATIONS = {"chat": "chat", "responses": "chat", "completions": "text_completion"}
@@ -132,10 +133,14 @@ def _phases(chosen: Chosen, row: int, one: dict[str, Any], at: tuple[str, str, _
 
     for phase, start, end in chosen.placed.parts(row):
         part = span(phase, start, end, own)
-        yield part
+        yield part  # what is added below is in it when the batch is written
         if phase == _DECODE and start == first:
-            for a, z in chosen.placed.stalls(row):
-                yield span(STALL, a, z, part["spanId"])
+            stalls = chosen.placed.stalls(row)
+            if stalls:
+                told = {"whywait.stalls": len(stalls), "whywait.stalled_ms": sum(z - a for a, z in stalls) / NS_PER_MS}
+                part["attributes"] += _attributes(told)
+            longest = sorted(stalls, key=lambda s: s[0] - s[1])[:MOST_STALLS]
+            yield from (span(STALL, a, z, part["spanId"]) for a, z in sorted(longest))
 
 
 def _events(chosen: Chosen, one: dict[str, Any]) -> list[dict[str, Any]]:

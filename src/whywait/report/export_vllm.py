@@ -149,7 +149,7 @@ class _Point:
 
     def _peaks(self) -> tuple[float | None, int | None]:
         """Stream events, and requests at work, in the fullest second since the first of the good was sent."""
-        ok = np.flatnonzero(self.ok & ~np.isnan(self.latency))
+        ok = np.flatnonzero(self.ok & (self.latency >= 0))
         if not len(ok):
             return None, None
         zero = self.sent[ok].min() / NS_PER_S
@@ -160,7 +160,8 @@ class _Point:
         c, rows = self.chosen.content, np.zeros(len(self.chosen.run.requests), dtype=bool)
         rows[self.chosen.of_point(self.number)[ok]] = True
         times = c.t[rows[c.row]] / NS_PER_S - zero
-        return (float(np.bincount(times.astype(np.int64)).max()) if len(times) else None), int(busy.max())
+        times = times[times >= 0].astype(np.int64)
+        return (float(np.bincount(times).max()) if len(times) else None), int(busy.max())
 
 
 def _stats(name: str, ms: Array) -> dict[str, float | None]:
