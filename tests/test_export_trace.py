@@ -214,3 +214,13 @@ def test_a_partial_run_says_so_and_a_failure_is_seen() -> None:
     load = next(s for s in trace.slices if s.facts.get("mode"))
     assert load.facts["partial"] is True
     assert load.facts["made_by"] == "imported"
+
+
+def test_times_before_the_zero_of_a_run_keep_their_distance() -> None:
+    run = make_run([{"sent_ns": -2 * S, "first_ns": -S, "last_ns": S, "end_ns": S}], stream(0, [-S, S]),
+                   points=[{"start_ns": -2 * S, "end_ns": S}], zero_unix_ns=10 * S)  # fmt: skip
+    trace, _ = trace_of(choose(run))
+    mine = trace.requests()[0]
+    assert (mine.start, mine.end) == (0, 3 * S)
+    clocks = {c.clock_id: c.timestamp for p in trace.packets for c in p.clock_snapshot.clocks}
+    assert clocks == {6: 0, 1: 8 * S}

@@ -198,7 +198,7 @@ def _seen(chosen: Chosen, p: dict[str, Any], label: str) -> dict[str, Any]:
 
 def _stats(values: Array, units: str) -> dict[str, Any] | None:
     """The schema's statistics of a sample; None without one."""
-    have = values[~np.isnan(values)]
+    have = values[np.isfinite(values)]
     if not len(have):
         return None
     levels = np.quantile(have, list(LEVELS.values())).tolist()

@@ -3,7 +3,8 @@
 Opens in ui.perfetto.dev and in ``trace_processor``. Written packet by packet, so a run of a million chunks is never in
 memory as a trace. Needs the extra ``perfetto``, which brings the format's own library.
 
-Times are those of the run (ns after its zero) on the trace's boot clock; a clock snapshot ties them to the time of day.
+Times are those of the run (ns after its zero, or after its first instant where that is earlier: the format has no
+negative ones) on the trace's boot clock; a clock snapshot ties them to the time of day.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ TOLD = ("class", "session_id", "turn", "replica", "attempt", "trace_id", "asked_
 class Writer:
     """Packets into a file, with the names interned that come again and again."""
 
-    def __init__(self, out: IO[bytes]) -> None:
+    def __init__(self, out: IO[bytes], zero_ns: int = 0) -> None:
         try:
             from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
             from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
@@ -79,13 +80,14 @@ class Writer:
         self._names: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         self._tracks = 0
+        self._zero_ns = zero_ns  # time of the run that is 0 in the trace
         self.packets = 0
 
     def start(self, unix_ns: int | None) -> None:
         """The beginning; ``unix_ns``: the time of day of the run's zero, None where it has none."""
         packet = self._pb.TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=CLEARED)
         if unix_ns is not None:
-            for clock, at in ((BOOTTIME, 0), (REALTIME, unix_ns)):
+            for clock, at in ((BOOTTIME, 0), (REALTIME, unix_ns + self._zero_ns)):
                 packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=at)
             packet.clock_snapshot.primary_trace_clock = BOOTTIME
         packet.trace_packet_defaults.timestamp_clock_id = BOOTTIME
@@ -140,7 +142,9 @@ class Writer:
         self._write(packet)
 
     def _packet(self, t_ns: int, kind: int, track: int) -> Any:
-        packet = self._pb.TracePacket(timestamp=max(t_ns, 0), trusted_packet_sequence_id=SEQUENCE, sequence_flags=NEEDS)
+        packet = self._pb.TracePacket(
+            timestamp=max(t_ns - self._zero_ns, 0), trusted_packet_sequence_id=SEQUENCE, sequence_flags=NEEDS
+        )
         packet.track_event.type = kind
         packet.track_event.track_uuid = track
         return packet
@@ -162,7 +166,8 @@ def write_trace(chosen: Chosen, out: IO[bytes], chunks: bool = True) -> dict[str
     Raises:
         MissingExtra: the extra ``perfetto`` is not installed.
     """
-    w = Writer(out)
+    first = int(chosen.placed.edges[chosen.rows, 0].min(initial=0))
+    w = Writer(out, min(first, chosen.span[0], 0))
     w.start(chosen.zero_unix_ns if chosen.has_clock else None)
     root = _points(w, chosen)
     told = _requests(w, chosen, root, _Chunks(chosen) if chunks else None)
