@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +269,22 @@ def test_a_simulated_run(tmp_path: Path) -> None:
     assert "start" not in report["run"]["time"]  # it has no time of day
     assert "simulated" in report["run"]["description"]
     assert len((tmp_path / "sim" / "csv" / "steps.csv").read_text().splitlines()) > 1
+
+
+def test_a_pipe_and_a_link_stay_what_they_are(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replacing a device by a file would break the machine (``--out /dev/null``)."""
+    fifo, got = tmp_path / "pipe", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    assert cli.main(["export", str(run_dir), "--to", "grafana", "--out", str(fifo)]) == 0
+    reader.join(20)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    assert json.loads(got[0])["uid"] == "whywait-run"
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert cli.main(["export", str(run_dir), "--to", "grafana", "--out", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == got[0]
+    monkeypatch.setattr("whywait.exporting.os.replace", lambda *_: pytest.fail("a device was to be replaced"))
+    assert cli.main(["export", str(run_dir), "--to", "grafana", "--out", "/dev/null"]) == 0

@@ -197,11 +197,17 @@ def _writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that is there whole or not at all; None is stdout."""
+    """A file that is there whole or not at all; None is stdout. A device or a pipe (``/dev/null``, ``/dev/fd/63``) is
+    written to as it is: nothing may take its place."""
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if path.is_relative_to("/dev") or path.is_relative_to("/proc") or (path.exists() and not path.is_file()):
+        with path.open("wb") as out:
+            yield out
+        return
+    path = path.resolve()  # the file, not the link to it
     tmp = path.with_name(path.name + ".tmp")
     try:
         with tmp.open("wb") as out:
@@ -223,7 +229,7 @@ def _text(out: BinaryIO) -> Iterator[TextIO]:
 
 
 def _files(paths: Sequence[Path | None]) -> list[dict[str, Any]]:
-    return [{"path": str(p), "bytes": p.stat().st_size} for p in paths if p is not None]
+    return [{"path": str(p), "bytes": p.stat().st_size} for p in paths if p is not None and p.is_file()]
 
 
 # --- to a collector
