@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -340,6 +341,20 @@ def test_vllm_bench_by_its_definitions() -> None:
     # Stream events by second since the first was sent: one in second 1, two in 2, one in 3. Both requests in 0 and 1.
     assert found["max_output_tokens_per_s"] == 2.0
     assert found["max_concurrent_requests"] == 2
+
+
+def test_llmd_reads_our_vllm_bench_file_as_vllms_own(tmp_path: Path) -> None:
+    convert = pytest.importorskip("llmd_benchmark_report.native_to_br0_2")
+    run = service()
+    with (tmp_path / "bench.json").open("w") as out:
+        write_point(choose(run), 1, out)
+    told = convert.import_vllm_benchmark(str(tmp_path / "bench.json")).results.request_performance.aggregate
+    mine = run.requests["point"] == 1
+    ttft = (run.requests["first_ns"] - run.requests["sent_ns"])[mine] / MS
+    assert told.latency.time_to_first_token.mean == pytest.approx(ttft.mean())
+    assert told.latency.time_to_first_token.p95 == pytest.approx(np.percentile(ttft, 95))
+    assert (told.requests.total, told.requests.failures) == (12, 0)
+    assert told.requests.output_length.mean == 16
 
 
 def test_vllm_bench_knows_no_zero_for_what_is_unknown() -> None:

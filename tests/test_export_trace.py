@@ -194,6 +194,9 @@ def test_points_requests_and_chunks_can_be_chosen() -> None:
     assert sorted(only.requests()) == [4, 5, 6, 7, 8, 9]
     two, counts = trace_of(choose(run, ids=[5, 7]))
     assert sorted(two.requests()) == [5, 7]
+    assert (
+        max(v for path, of in two.counts.items() if path.endswith("in flight") for _, v in of) == 2
+    )  # with the untold
     assert counts["chunks"] == 32
     bare, counts = trace_of(choose(run, limit=3), chunks=False)
     assert sorted(bare.requests()) == [0, 1, 2]

@@ -201,16 +201,17 @@ def _requests(w: Writer, chosen: Chosen, root: int, chunks: _Chunks | None) -> i
         rows = rows[np.argsort(edges[rows, 0], kind="stable")]
         if not len(rows):
             continue
-        about = "a track per request in flight; a slice per request, its phases and chunks inside"
+        about = "a track per place in flight; a slice per request, its phases and chunks inside"
         group = w.track(f"requests, {chosen.load(number)}", root, 10 + number, about=about)
         flight = w.track("in flight", group, 0, "requests")
-        times, counts = sweep(chosen.run.requests["sent_ns"][rows], chosen.run.requests["end_ns"][rows])
+        everyone = chosen.run.requests["point"] == number  # told or not
+        times, counts = sweep(*(chosen.run.requests[k][everyone] for k in ("sent_ns", "end_ns")))
         for t, n in zip(times.tolist(), counts.tolist(), strict=True):
             w.count(flight, t, n)
         lanes: dict[int, int] = {}
         for row, lane in zip(rows.tolist(), _lanes(edges[rows, 0], edges[rows, -1]), strict=True):
             if lane not in lanes:
-                lanes[lane] = w.track(f"request {lane + 1}", group, lane + 1)
+                lanes[lane] = w.track(f"place {lane + 1}", group, lane + 1)
             told += _request(w, chosen, row, lanes[lane], chunks)
     return told
 
