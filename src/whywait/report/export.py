@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +39,6 @@ class Chosen:
     whole: bool = True
     name: str = ""
     start_unix_ns: int | None = None
-    found: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def content(self) -> Content:
