@@ -288,3 +288,18 @@ def test_a_pipe_and_a_link_stay_what_they_are(run_dir: Path, tmp_path: Path, mon
     assert (tmp_path / "real").read_bytes() == got[0]
     monkeypatch.setattr("whywait.exporting.os.replace", lambda *_: pytest.fail("a device was to be replaced"))
     assert cli.main(["export", str(run_dir), "--to", "grafana", "--out", "/dev/null"]) == 0
+
+
+def test_what_never_came_due_is_no_failure(tmp_path: Path) -> None:
+    """Of a run that was cut off the rest of its plan: in the tables, in no figure and in no trace."""
+    rows = [{"due_ns": 0, "sent_ns": 0, "first_ns": 1, "last_ns": S, "end_ns": S},
+            {"due_ns": S // 2, "outcome": "never_sent"}, {"due_ns": 9 * S, "outcome": "never_sent"}]  # fmt: skip
+    run = make_run(rows, points=[{"mode": "rate", "target": 1.0, "start_ns": 0, "end_ns": S}], partial=True)
+    run.save(tmp_path / "run")
+    for form in ("otlp", "vllm-bench", "csv"):
+        assert cli.main(["export", str(tmp_path / "run"), "--to", form]) == 0
+    bench = json.loads((tmp_path / "run" / "vllm-bench.json").read_text())
+    assert (bench["num_prompts"], bench["completed"], bench["failed"]) == (2, 1, 1)
+    spans = (tmp_path / "run" / "spans.otlp.jsonl").read_text()
+    assert spans.count('"error.type"') == 1
+    assert len((tmp_path / "run" / "csv" / "requests.csv").read_text().splitlines()) == 4

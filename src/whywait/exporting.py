@@ -65,9 +65,11 @@ def export(directory: str | Path, ask: Ask) -> dict[str, Any]:
         MissingExtra: a library that the form needs is not installed. ServiceError: the collector did not take it.
     """
     chosen = _chosen(Path(directory), ask)
-    about = {"to": ask.to, "run": str(directory), "made_by": chosen.run.manifest.made_by,
-             "partial": chosen.run.manifest.partial, "partial_reason": chosen.run.manifest.partial_reason or None,
-             "points": list(chosen.points), "requests": len(chosen.rows), "dated": chosen.dated}  # fmt: skip
+    m = chosen.run.manifest
+    told = chosen.rows if ask.to in FOLDERS else chosen.due
+    about = {"to": ask.to, "run": str(directory), "made_by": m.made_by, "partial": m.partial,
+             "partial_reason": m.partial_reason or None, "points": list(chosen.points), "requests": len(told),
+             "dated": chosen.dated}  # fmt: skip
     if ask.endpoint:
         return {**about, "endpoint": _where(ask), **_send(chosen, ask)}
     if ask.to in FOLDERS:

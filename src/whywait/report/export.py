@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from whywait.analyze.goodput import was_due
 from whywait.analyze.latency import Content, Latency, content, per_request
 from whywait.analyze.phases import RequestAccount, account
 from whywait.analyze.placed import Placed, placed
@@ -78,9 +79,15 @@ class Chosen:
         points = self.run.points.where(np.isin(self.run.points["point"], self.points))
         return int(points["start_ns"].min()), int(points["end_ns"].max())
 
+    @cached_property
+    def due(self) -> Array:
+        """The chosen rows without what never came due: of a run that was cut off, the rest of its plan."""
+        found: Array = self.rows[was_due(self.run)[self.rows]]
+        return found
+
     def of_point(self, number: int) -> Array:
-        """The chosen rows that belong to a point."""
-        found: Array = self.rows[self.run.requests["point"][self.rows] == number]
+        """The chosen rows that came due at a point."""
+        found: Array = self.due[self.run.requests["point"][self.due] == number]
         return found
 
     def point_row(self, number: int) -> dict[str, Any]:

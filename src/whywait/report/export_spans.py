@@ -55,8 +55,8 @@ def batches(chosen: Chosen) -> Iterator[dict[str, Any]]:
                                            "service.instance.id": chosen.uid,
                                            **{f"whywait.run.{k}": v for k, v in chosen.labels.items()}})}  # fmt: skip
     ids = _Ids(chosen)
-    for lo in range(0, len(chosen.rows), BATCH):
-        part = chosen.rows[lo : lo + BATCH]
+    for lo in range(0, len(chosen.due), BATCH):
+        part = chosen.due[lo : lo + BATCH]
         rows = chosen.run.requests.where(part).rows()
         spans = [s for row, one in zip(part.tolist(), rows, strict=True) for s in _spans(chosen, row, one, ids)]
         scope = {"scope": {"name": "whywait.export", "version": __version__}, "spans": spans}

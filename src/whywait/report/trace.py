@@ -173,7 +173,7 @@ def write_trace(chosen: Chosen, out: IO[bytes], chunks: bool = True) -> dict[str
     told = _requests(w, chosen, root, _Chunks(chosen) if chunks else None)
     steps = _steps(w, chosen, root)
     _counters(w, chosen, root)
-    return {"requests": len(chosen.rows), "chunks": told, "steps": steps, "packets": w.packets}
+    return {"requests": len(chosen.due), "chunks": told, "steps": steps, "packets": w.packets}
 
 
 def _points(w: Writer, chosen: Chosen) -> int:
