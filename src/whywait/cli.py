@@ -24,6 +24,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "bill": ("whywait.verbs.bill:bill", "what a good request of a saved run costs, in joules and money"),
     "compare": ("whywait.verbs.compare:compare", "what changed between runs: figures, waits, gates; also baselines"),
     "history": ("whywait.verbs.history:history", "the runs of a folder: list, headline figures, one plotted over time"),
+    "export": (
+        "whywait.verbs.export:export",
+        "a saved run for Perfetto, OTLP, Prometheus, Grafana, llm-d, vllm bench, CSV, Parquet",
+    ),
     "find": ("whywait.verbs.find:find", "the highest request rate that keeps an SLO, as an interval"),
     "ab": ("whywait.verbs.ab:ab", "two arms of an engine in alternating rounds, paired, until it is decided"),
     "try": ("whywait.verbs.ab:try_technique", "a technique for real, against not having it: gain and price"),
@@ -57,6 +61,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "bill": ("whywait-runs/20261130-101500 --price-per-hour 2.5 --currency EUR", "bill.md"),
     "compare": ("whywait-runs/monday whywait-runs/tuesday --fail-if 'goodput<-5%'", "compare.md"),
     "history": ("whywait-runs --figure ttft_ms.p95", "compare.md"),
+    "export": ("whywait-runs/20261130-101500 --to perfetto", "export.md"),
     "find": ("http://127.0.0.1:8000 --slo ttft=500ms@p95,tpot=50ms@p95", "find.md"),
     "ab": ("--a embedded:slots=2 --b embedded:slots=8 --concurrency 8 --promise queue", "ab.md"),
     "try": ("continuous-batching", "ab.md"),
