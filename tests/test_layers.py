@@ -23,7 +23,7 @@ ANALYSIS = {*CORE, "physics", "analyze"}
 
 # What each part may import besides itself. A part that is not here may not exist.
 MAY: dict[str, set[str]] = {
-    "whywait": set(),
+    "whywait": {"api", "aio", "errors"},  # by name, when first used
     "errors": set(),
     "units": set(),
     "core": GROUND,
@@ -43,9 +43,9 @@ MAY: dict[str, set[str]] = {
     "observing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "reading", "watching"},
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
-    "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "app"},
+    "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "options", "app"},
     "twin": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge"},
-    "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin"},
+    "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "twin"},
     "planning_space": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "simulating"},
     "planning_search": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "planning_space"},
     "planning_more": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "planning_search", "planning_space"},
@@ -62,7 +62,7 @@ MAY: dict[str, set[str]] = {
         "planning_space",
     },
     "starting": {*FLOOR, *PRODUCERS, "options", "app"},
-    "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "starting"},
+    "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "starting"},
     "grading": {*CORE, "analyze"},
     "tasking": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "grading"},
     "qualifying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "starting", "tasking", "grading"},
@@ -101,6 +101,10 @@ MAY: dict[str, set[str]] = {
     "flags_sim": {"whywait", "flags"},
     "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_sim"},
     "__main__": {"cli"},
+    # The Python API: what the verbs do by their flags, before they print it.
+    "keywords": {"whywait", "core"},
+    "api": {*CORE, "keywords", "cli", "verbs", "options", "app", "trying", "simulating", "whatif"},
+    "aio": {"whywait", "api", "session"},
 }
 CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.flags", "whywait.flags_lab", "whywait.flags_sim"}
 

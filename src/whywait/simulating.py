@@ -74,12 +74,18 @@ class Plan:
 @dataclass(frozen=True)
 class Simulated:
     """``result`` is what any Run gives; ``points[i]["figures"][name]`` is ``{"value", "low", "high"}`` with an 80 %
-    interval (None where not known). ``notes`` say in words what the figures rest on."""
+    interval (None where not known). ``notes`` say what the figures rest on."""
 
     plan: Plan
     result: app.Result
     points: list[dict[str, Any]]
     notes: list[str]
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook, simulate
+
+        said = (describe(self.plan.deployment), self.as_dict(), self.result.headline)
+        return notebook.as_html(lambda out: simulate.print_simulated(*said, out))
 
     def as_dict(self) -> dict[str, Any]:
         d = self.plan.deployment
@@ -372,11 +378,8 @@ def notes(plan: Plan, draws: Sequence[int], points: Sequence[dict[str, Any]]) ->
     """What the figures rest on: how they were made, their known error, and where every number comes from."""
     d = plan.deployment
     many = f"{min(draws)}–{max(draws)}" if min(draws) != max(draws) else str(draws[0])
-    price = (
-        f"; price {d.machine.price_usd_h[0]:g}–{d.machine.price_usd_h[1]:g} US$ per device-hour"
-        if d.machine.price_usd_h
-        else ""
-    )
+    asked = d.machine.price_usd_h
+    price = f"; price {asked[0]:g}–{asked[1]:g} US$ per device-hour" if asked else ""
     kv, engines = points[-1]["kv_tokens"], points[-1]["engines"]
     out = [
         load_in_words(plan, [p["requests"] for p in points]),
