@@ -23,7 +23,7 @@ ANALYSIS = {*CORE, "physics", "analyze"}
 
 # What each part may import besides itself. A part that is not here may not exist.
 MAY: dict[str, set[str]] = {
-    "whywait": set(),
+    "whywait": {"api", "aio", "errors"},  # by name, when first used
     "errors": set(),
     "units": set(),
     "core": GROUND,
@@ -46,9 +46,9 @@ MAY: dict[str, set[str]] = {
     "finding": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "probing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app"},
     "importing": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "app"},
-    "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "app"},
+    "simulating": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "options", "app"},
     "twin": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge"},
-    "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin"},
+    "whatif": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "twin"},
     "planning_loads": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge"},
     "planning_space": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "simulating", "twin"},
     "planning_told": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin", "planning_space"},
@@ -76,7 +76,7 @@ MAY: dict[str, set[str]] = {
     "pytest_plugin": {"errors", "testing", "whywait"},
     "exporting": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report"},
     "starting": {*FLOOR, *PRODUCERS, "options", "app"},
-    "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "app", "starting"},
+    "trying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "report", "session", "app", "starting"},
     "grading": {*CORE, "analyze"},
     "tasking": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "grading"},
     "qualifying": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "session", "options", "starting", "tasking", "grading"},
@@ -122,6 +122,10 @@ MAY: dict[str, set[str]] = {
     "flags_sim": {"whywait", "flags"},
     "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
     "__main__": {"cli"},
+    # The Python API: what the verbs do by their flags, before they print it.
+    "keywords": {"whywait", "core"},
+    "api": {*CORE, "keywords", "cli", "verbs", "options", "app", "trying", "simulating", "whatif"},
+    "aio": {"whywait", "api", "session"},
 }
 FLAGS = {"whywait.flags", "whywait.flags_lab", "whywait.flags_out", "whywait.flags_sim"}
 CLI_AT_IMPORT = {"whywait", "whywait.errors", *FLAGS}

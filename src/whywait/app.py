@@ -59,6 +59,11 @@ class Result:
         said: str = self.summary["headline"]
         return said
 
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook, text
+
+        return notebook.as_html(lambda out: text.print_result(self.summary, self.verdicts, str(self.directory), out))
+
 
 def measure(
     options: Options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from whywait.probe.promql import Prometheus
 from whywait.units import plain
 
 Say = Callable[[str], None]
+QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 @dataclass(frozen=True)
@@ -92,4 +94,6 @@ def new_directory(out: str | None) -> Path:
 
 
 def stderr(line: str) -> None:
-    print(plain(secrets.clean(line)), file=sys.stderr, flush=True)
+    """What a journey says beside its result; nothing where the Python API asked for quiet."""
+    if not QUIET.get():
+        print(plain(secrets.clean(line)), file=sys.stderr, flush=True)

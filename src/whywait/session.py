@@ -9,7 +9,9 @@ import contextlib
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -44,6 +46,8 @@ from whywait.watching import Watching
 __all__ = ["Options", "Say", "Session", "new_directory", "stderr"]
 
 ERROR_SHARE_STOP = 0.05
+#: Set by who waits for a journey that runs in another thread (the asynchronous API), to end it as Ctrl-C would.
+CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
 HELD_NS = 5 * NS_PER_MS  # sent so late under max_in_flight, a request waited for a place
 
 
@@ -78,7 +82,8 @@ class Session:
         except BaseException:
             self._watching.stop()
             raise
-        for number in (signal.SIGINT, signal.SIGTERM):
+        main = threading.current_thread() is threading.main_thread()  # no other may take signals
+        for number in (signal.SIGINT, signal.SIGTERM) if main else ():
             self._old_handlers[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -264,7 +269,8 @@ class Session:
         return shards
 
     def _stop(self, progress: Progress) -> str:
-        if self._signal:
+        if self._signal or ((cancelled := CANCELLED.get()) is not None and cancelled.is_set()):
+            self._signal = self._signal or signal.SIGINT
             return "interrupted"
         if not self.target.endpoint.loopback and progress.ended >= 40:
             seen = self.crew.report()

@@ -75,12 +75,18 @@ class Plan:
 @dataclass(frozen=True)
 class Simulated:
     """``result`` is what any Run gives; ``points[i]["figures"][name]`` is ``{"value", "low", "high"}`` with an 80 %
-    interval (None where not known). ``notes`` say in words what the figures rest on."""
+    interval (None where not known). ``notes`` say what the figures rest on."""
 
     plan: Plan
     result: app.Result
     points: list[dict[str, Any]]
     notes: list[str]
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook, simulate
+
+        said = (describe(self.plan.deployment), self.as_dict(), self.result.headline)
+        return notebook.as_html(lambda out: simulate.print_simulated(*said, out))
 
     def as_dict(self) -> dict[str, Any]:
         d = self.plan.deployment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from whywait import app
 from whywait.core import secrets
@@ -15,22 +15,24 @@ from whywait.lab.state import Engine
 from whywait.net.endpoint import Endpoint, parse_url, read_key
 from whywait.options import Options, Say, may_load
 
-#: How an arm is started, by its kind; what is not here runs already.
-STARTERS: dict[str, Callable[[Arm, Say], contextlib.AbstractContextManager[Engine]]] = {
-    "command": lambda arm, say: app.command(command_of(arm), say=say),
-    EMBEDDED: lambda arm, say: app.embedded(Settings.from_dict(dict(arm.settings)), say=say),
-    **{kind: lambda arm, say: app.fleet(Fleet.from_dict(arm.settings), say=say) for kind in OWN},
-}
+
+def _start(arm: Arm, say: Say) -> contextlib.AbstractContextManager[Engine | None]:
+    """How an arm is started, by its kind; one of another kind runs already."""
+    if arm.kind == "command":
+        return app.command(command_of(arm), say=say)
+    if arm.kind == EMBEDDED:
+        return app.embedded(Settings.from_dict(dict(arm.settings)), say=say)
+    if arm.kind in OWN:
+        return app.fleet(Fleet.from_dict(arm.settings), say=say)
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def started(arm: Arm, name: str, say: Say) -> Iterator[Engine | None]:
     """A fresh process of the arm, pinned as ``diagnose`` pins it; None for a service that runs already."""
     with contextlib.ExitStack() as stack:
-        engine: Engine | None = None
         try:
-            if arm.kind in STARTERS:
-                engine = stack.enter_context(STARTERS[arm.kind](arm, say))
+            engine = stack.enter_context(_start(arm, say))
         except EngineDied as exc:
             raise ArmNotStarted(f"arm {name} did not start: {exc.message}", exc.hint) from exc
         yield engine

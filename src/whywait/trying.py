@@ -123,6 +123,12 @@ class Trial:
         whole: dict[str, Any] = cleaned(found)
         return whole
 
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+        from whywait.report.trial import print_trial
+
+        return notebook.as_html(lambda out: print_trial(self.result(), str(self.directory), out))
+
     def save(self) -> dict[str, Any]:
         found = self.result()
         write_json(self.directory / NOTE, found)

@@ -99,6 +99,13 @@ class WhatIf:
     took_s: float
     made_by: str = "measured"  # of the run: "simulated" makes the check circular
 
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+        from whywait.report.whatif import print_what_if
+        from whywait.sim.jit import COMPILED
+
+        return notebook.as_html(lambda out: print_what_if(self.as_dict(), out, compiled=COMPILED))
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {

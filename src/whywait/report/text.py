@@ -28,7 +28,9 @@ DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_wor
                 "communication": "communication", "unknown": "not explained"}  # fmt: skip
 
 
-class _Console(Console):
+class Plain(Console):
+    """A console on which nothing that it is given moves the cursor."""
+
     def on_broken_pipe(self) -> None:
         """Whoever read has seen enough; rich would end the program as a failure, ``main`` does not."""
         raise BrokenPipeError
@@ -42,7 +44,7 @@ class _Console(Console):
 def console(stream: TextIO | None = None) -> Console:
     """A console that stays plain and wide enough in a pipe."""
     stream = stream or sys.stdout
-    return _Console(file=stream, highlight=False, width=None if stream.isatty() else 100, soft_wrap=not stream.isatty())
+    return Plain(file=stream, highlight=False, width=None if stream.isatty() else 100, soft_wrap=not stream.isatty())
 
 
 def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: str, out: Console | None = None) -> None:

@@ -36,6 +36,11 @@ EXAMPLE = "such as 'worse' or 'output_tokens_per_s.ratio_high<1'; docs/ab.md has
 
 def ab(args: argparse.Namespace) -> int:
     gates = gates_of(args.fail_if)
+    return _run(args, compared(args), gates)
+
+
+def compared(args: argparse.Namespace) -> trying.Plan:
+    """The trial that the flags of ``ab`` say."""
     a = arm_of(args.a)
     if args.b is None and args.aa != "only":
         raise UsageError("which is the other arm?", "give --b, or --aa for A against itself")
@@ -51,17 +56,22 @@ def ab(args: argparse.Namespace) -> int:
         promise_of(args.promise)
     _may_ask_quality(args, a == b)
     plan = _plan(args, (a, b), options, ((load,), asked, args.promise))
-    return _run(args, dataclasses.replace(plan, changes_answers=answers_may_differ(a, b)), gates)
+    return dataclasses.replace(plan, changes_answers=answers_may_differ(a, b))
 
 
 def try_technique(args: argparse.Namespace) -> int:
     if args.list:
         return _list(args)
+    gates = gates_of(args.fail_if)
+    return _run(args, tried(args), gates)
+
+
+def tried(args: argparse.Namespace) -> trying.Plan:
+    """The trial of a technique."""
     found = TECHNIQUES.get(args.technique or "")
     if found is None:
         what = f"there is no technique {args.technique!r}" if args.technique else "which technique?"
         raise UsageError(what, f"one of {', '.join(TECHNIQUES)}; whywait try --list tells of each")
-    gates = gates_of(args.fail_if)
     _may_ask_quality(args, False)
     secrets.hide_command(args.engine)
     texts = found.arms(args.engine, "" if args.engine == EMBEDDED else program_of(args.engine))
@@ -76,8 +86,7 @@ def try_technique(args: argparse.Namespace) -> int:
     loads = tuple(_load_of(p, args) for p in found.points)
     asked = tuple(Asked(s.metric, s.up, s.at, s.price) for s in found.shows)
     plan = _plan(args, (arm_of(texts[0]), arm_of(texts[1])), options, (loads, asked, found.promise))
-    plan = dataclasses.replace(plan, technique=args.technique, changes_answers=found.changes_answers)
-    return _run(args, plan, gates)
+    return dataclasses.replace(plan, technique=args.technique, changes_answers=found.changes_answers)
 
 
 def _load_of(p: Point, args: argparse.Namespace) -> app.Load:

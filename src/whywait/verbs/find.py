@@ -18,6 +18,13 @@ from whywait.verbs import measure
 
 def find(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
+    result = searched(args, live.watcher(budget_s=measure.duration(args.budget, "--budget")))
+    live.done()
+    return _finish(args, result, gates)
+
+
+def searched(args: argparse.Namespace, watch: app.Watch | None = None) -> app.Result:
+    """The journey of ``find`` by its flags, nothing printed of what it found."""
     rules = parse_rules(args.slo or "", args.share)
     budget_s = measure.duration(args.budget, "--budget")
     args.slo = None  # the rules say it, with their shares
@@ -28,10 +35,7 @@ def find(args: argparse.Namespace) -> int:
         if args.max_rate is not None:
             options = dataclasses.replace(options, max_requests=round(args.max_rate * budget_s))
         stderr(f"searching {options.url} for about {budget_s:.0f} s")
-        watch = live.watcher(budget_s=budget_s)
-        result = finding.find(options, rules, budget_s, args.max_rate, watch=watch, engine=engine)
-        live.done()
-    return _finish(args, result, gates)
+        return finding.find(options, rules, budget_s, args.max_rate, watch=watch, engine=engine)
 
 
 def _finish(args: argparse.Namespace, result: app.Result, gates: list[Gate]) -> int:

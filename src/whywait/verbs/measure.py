@@ -40,25 +40,42 @@ OWN_FIELDS = {"model": "--model", "stream": "--no-stream", "messages": "--worklo
 
 
 def run(args: argparse.Namespace) -> int:
+    return _measure(args, point_of(args))
+
+
+def point_of(args: argparse.Namespace) -> list[app.Load]:
+    """The one load point that the flags of ``run`` say."""
     mode, target = "concurrency", float(args.concurrency or 1)
     if args.rate:
         mode, target = "rate", args.rate
     elif args.concurrency is None and (own := mean_rate(base := workload_of(args))):
         mode, target = "rate" if base.stages else "trace", own
-    return _measure(args, [load_of(args, mode, target)])
+    return [load_of(args, mode, target)]
 
 
 def sweep(args: argparse.Namespace) -> int:
+    return _measure(args, points_of(args))
+
+
+def points_of(args: argparse.Namespace) -> list[app.Load]:
+    """Those of ``sweep``."""
     mode, targets = ("rate", args.rate) if args.rate else ("concurrency", args.concurrency or [1.0, 4.0, 16.0, 32.0])
-    return _measure(args, [load_of(args, mode, t) for t in targets])
+    return [load_of(args, mode, t) for t in targets]
 
 
 def diagnose(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
-    budget = duration(args.budget, "--budget")
     _writable(args.report)
     if args.last:
-        return past(args, gates)
+        return _finish_with_report(args, past(args), gates, judged_only=True)
+    result = diagnosed(args, live.watcher(budget_s=duration(args.budget, "--budget")))
+    live.done()
+    return _finish_with_report(args, result, gates)
+
+
+def diagnosed(args: argparse.Namespace, watch: app.Watch | None = None) -> app.Result:
+    """The journey of ``diagnose`` by its flags, nothing printed of what it found."""
+    budget = duration(args.budget, "--budget")
     if args.slots and (args.url or args.launch):
         raise UsageError("--slots is for the embedded engine", "leave it out: the service has its own limit")
     with _service(args, embedded_slots=args.slots or 4) as engine:
@@ -68,20 +85,17 @@ def diagnose(args: argparse.Namespace) -> int:
             args.output_tokens = args.output_tokens or lengths[1]
         options = _options(args, engine)
         stderr(f"diagnosing {options.url} for about {budget:.0f} s")
-        result = app.diagnose(options, budget, watch=live.watcher(budget_s=budget), engine=engine)
-        live.done()
-        return _finish_with_report(args, result, gates)
+        return app.diagnose(options, budget, watch=watch, engine=engine)
 
 
-def past(args: argparse.Namespace, gates: list[Gate]) -> int:
+def past(args: argparse.Namespace) -> app.Result:
     """``diagnose --prometheus URL --last 1h``: nothing is sent."""
     reading.engine_file(args)
     source = reading.prometheus(args, _reach(args))
     if source is None or args.url or args.launch:
         raise UsageError("--last reads the past from --prometheus, and from nothing else", "leave the URL out")
     seconds = duration(args.last, "--last")
-    result = observing.past(source, seconds, slo(args.slo), args.out, _command(args))
-    return _finish_with_report(args, result, gates, judged_only=True)
+    return observing.past(source, seconds, slo(args.slo), args.out, _command(args))
 
 
 def _finish_with_report(
@@ -137,13 +151,17 @@ def _writable(path: str | None) -> None:
 def _measure(args: argparse.Namespace, loads: list[app.Load]) -> int:
     as_bench(args)
     gates = parse_gates(args.fail_if)
+    result = measured(args, loads, live.watcher([load.duration_s for load in loads]))
+    live.done()
+    return _finish(args, result, gates)
+
+
+def measured(args: argparse.Namespace, loads: list[app.Load], watch: app.Watch | None = None) -> app.Result:
+    """The journey of ``run`` and ``sweep`` by their flags, nothing printed of what it found."""
     with _service(args) as engine:
         options = _options(args, engine)
         options = dataclasses.replace(options, max_requests=_ceiling(loads, options.workload))
-        spans = [load.duration_s for load in loads]
-        result = app.measure(options, loads, watch=live.watcher(spans), engine=engine)
-        live.done()
-        return _finish(args, result, gates)
+        return app.measure(options, loads, watch=watch, engine=engine)
 
 
 @contextlib.contextmanager
@@ -225,7 +243,10 @@ def _command(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def workload_of(args: argparse.Namespace, base: Workload | None = None) -> Workload:
-    base = Workload.from_toml(Path(args.workload)) if args.workload else base or Workload()
+    if isinstance(args.workload, Workload):  # of the Python API
+        base = args.workload
+    else:
+        base = Workload.from_toml(Path(args.workload)) if args.workload else base or Workload()
     changes: dict[str, object] = {}
     if args.timeout is not None:
         changes["timeout_s"] = duration(args.timeout, "--timeout")

@@ -26,6 +26,20 @@ LOADS = (1.0, 4.0, 16.0, 64.0)
 
 def simulate(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
+    found = simulated(args, _progress())
+    if args.json:
+        json.dump(found.as_dict(), sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        report.print_simulated(describe(found.plan.deployment), found.as_dict(), found.result.headline)
+    failed = failed_gates(gates, found.result.summary)
+    if failed:
+        raise GateFailed("; ".join(failed))
+    return EXIT_OK
+
+
+def simulated(args: argparse.Namespace, progress: Callable[[int, int], None] | None = None) -> simulating.Simulated:
+    """The journey of ``simulate`` by its flags, nothing printed."""
     catalog.use(args.catalog)
     deployment = deployment_of(args)
     workload = measure.workload_of(args)
@@ -37,16 +51,7 @@ def simulate(args: argparse.Namespace) -> int:
         deployment, workload, loads, measure.slo(args.slo) or measure.common_slo(workload), workload.seed, args.draws,
         args.jobs, args.out, tuple(sys.argv[1:]), tuple(remarks),
     )  # fmt: skip
-    found = simulating.simulate(plan, progress=_progress())
-    if args.json:
-        json.dump(found.as_dict(), sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        report.print_simulated(describe(deployment), found.as_dict(), found.result.headline)
-    failed = failed_gates(gates, found.result.summary)
-    if failed:
-        raise GateFailed("; ".join(failed))
-    return EXIT_OK
+    return simulating.simulate(plan, progress=progress)
 
 
 def deployment_of(args: argparse.Namespace) -> Deployment:

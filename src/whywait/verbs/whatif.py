@@ -22,13 +22,7 @@ BOUNDS = {"tpot": "tpot_ms", "ttft": "ttft_ms", "e2e": "e2e_ms", "throughput": "
 def what_if(args: argparse.Namespace) -> int:
     if args.html and (not Path(args.html).parent.is_dir() or Path(args.html).is_dir()):
         raise UsageError(f"cannot write a report to {args.html}", "give a file in a folder that exists")
-    catalog.use(args.catalog)
-    ask = whatif.Ask(
-        apply=args.apply or "", machine=args.machine, model=args.model, layout=args.layout, load=args.load,
-        slo=measure.slo(args.slo) if args.slo else None, bound=bounds(args.bound), baseline=args.baseline or "",
-        seeds=args.seeds,
-    )  # fmt: skip
-    found = whatif.what_if(args.run_dir, ask)
+    found = answered(args)
     if args.calibration:
         stderr(f"calibration: {found.calibration.save(args.calibration)}")
     if args.json:
@@ -40,6 +34,17 @@ def what_if(args: argparse.Namespace) -> int:
         _write(Path(args.html), report.page(found.as_dict()))
         stderr(f"report: {args.html}")
     return EXIT_UNDECIDED if args.strict and not any(c.state in ("better", "worse") for c in found.claims) else EXIT_OK
+
+
+def answered(args: argparse.Namespace) -> whatif.WhatIf:
+    """The answer to what the flags ask."""
+    catalog.use(args.catalog)
+    ask = whatif.Ask(
+        apply=args.apply or "", machine=args.machine, model=args.model, layout=args.layout, load=args.load,
+        slo=measure.slo(args.slo) if args.slo else None, bound=bounds(args.bound), baseline=args.baseline or "",
+        seeds=args.seeds,
+    )  # fmt: skip
+    return whatif.what_if(args.run_dir, ask)
 
 
 def bounds(text: str | None) -> dict[str, float]:

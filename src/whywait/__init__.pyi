@@ -1,0 +1,15 @@
+from whywait import aio as aio
+from whywait.api import Result as Result
+from whywait.api import Trial as Trial
+from whywait.api import ab as ab
+from whywait.api import diagnose as diagnose
+from whywait.api import find as find
+from whywait.api import run as run
+from whywait.api import show as show
+from whywait.api import simulate as simulate
+from whywait.api import sweep as sweep
+from whywait.api import try_technique as try_technique
+from whywait.api import what_if as what_if
+from whywait.errors import WhywaitError as WhywaitError
+
+__version__: str

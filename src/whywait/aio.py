@@ -1,0 +1,47 @@
+"""The same functions as :mod:`whywait.api` for a running event loop: each runs in a thread of its own and is awaited.
+
+Cancelling the task ends a measurement as Ctrl-C would: what was measured is kept, labelled PARTIAL. What
+only computes (``what_if``, ``simulate``, ``plan``) runs to its end unheard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from whywait import api
+from whywait.session import CANCELLED
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _awaited(function: Callable[P, T]) -> Callable[P, Awaitable[T]]:
+    @functools.wraps(function)
+    async def away(*args: P.args, **kwargs: P.kwargs) -> T:
+        context, ended = contextvars.copy_context(), threading.Event()
+        context.run(CANCELLED.set, ended)
+        call = functools.partial(context.run, function, *args, **kwargs)
+        work = asyncio.get_running_loop().run_in_executor(None, call)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            ended.set()
+            await asyncio.wait([work])  # it leaves a folder that can be read
+            raise
+
+    return away
+
+
+run = _awaited(api.run)
+sweep = _awaited(api.sweep)
+diagnose = _awaited(api.diagnose)
+find = _awaited(api.find)
+simulate = _awaited(api.simulate)
+what_if = _awaited(api.what_if)
+ab = _awaited(api.ab)
+try_technique = _awaited(api.try_technique)
