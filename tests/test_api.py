@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import threading
+import time
 import typing
 
 import pytest
 
 import whywait
+from tests.imported_files import DATA
+from tests.scoring_engines import VLLM_PAGES, served, vllm, whole
 from whywait import api, cli, keywords
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError, WhywaitError
 from whywait.load.stub import Options, Plan, StubThread
-
-VERBS = {"run": keywords.Run, "sweep": keywords.Sweep, "diagnose": keywords.Diagnose, "find": keywords.Find,
-         "simulate": keywords.Simulate, "what-if": keywords.WhatIf, "ab": keywords.Ab, "try": keywords.Try}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,10 @@ def stub_url(service):
 
 #: Flags that say what is printed, written beside, or which exit code there is: a caller has the object itself.
 OF_THE_TERMINAL = {"help", "json", "strict", "fail_if", "html", "report", "calibration", "list"}
-#: Of a trial, and not offered: they make other things than one trial.
-OF_TRIALS = {"vary", "quality"}
+#: By verb: what is a parameter of the function, printed only, or makes something else; and what its object tells of.
+NOT_OF = {"run": {"format"}, "sweep": {"format"}, "ab": {"a", "b", "vary", "quality"}, "try": {"vary", "quality"},
+          "compare": {"save_baseline"}, "import": {"out"}, "export": {"to", "out"}}  # fmt: skip
+BESIDE = {"compare": {"fail_if"}}
 
 
 def flags(verb):
@@ -42,13 +45,11 @@ def flags(verb):
     return {api._keyword(a) for a in parser._actions if a.option_strings} - OF_THE_TERMINAL
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", keywords.OF)
 def test_the_typed_keywords_are_the_flags(verb):
-    typed = set(VERBS[verb].__annotations__)
-    for base in VERBS[verb].__mro__:
-        typed |= set(getattr(base, "__annotations__", {}))
-    wanted = flags(verb) - (OF_TRIALS | {"a", "b"} if verb in ("ab", "try") else set())
-    assert typed == wanted
+    typed = set(keywords.OF[verb].__optional_keys__)
+    assert typed == flags(verb) - NOT_OF.get(verb, set()) | BESIDE.get(verb, set())
+    assert all(word in cli.VERBS for word in (verb, *NOT_OF))
 
 
 def test_values_become_the_words_of_flags(tmp_path):
@@ -64,13 +65,13 @@ def test_values_become_the_words_of_flags(tmp_path):
     assert (args.stream, args.load, args.insecure, args.header) == (False, True, False, ["A: b", "C: d"])
     assert json.loads(args.body) == {"top_k": 5}
     assert api.arguments("sweep", ["u"], {"concurrency": [1, 4]}).concurrency == [1.0, 4.0]
-    assert api.arguments("ab", [], {"a": "x", "aa": True}).aa == "only"
+    assert api.arguments("ab", [], {"aa": True}, a="x").aa == "only"
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [({"concurency": 1}, "no keyword 'concurency'"), ({"concurrency": 0}, "not a whole number of at least 1"),
-     ({"dialect": "x"}, "invalid choice")],
+     ({"dialect": "x"}, "invalid choice"), ({"strict": True}, "no keyword 'strict'")],
 )  # fmt: skip
 def test_what_no_flag_takes_is_refused(flags, said):
     with pytest.raises(UsageError, match=said):
@@ -152,15 +153,127 @@ def test_errors_are_raised_with_their_exit_code(tmp_path):
         whywait.run(requests=1)
 
 
-def test_simulated_and_changed(tmp_path):
-    load = {"prompt_tokens": 128, "output_tokens": 32}
-    found = whywait.simulate(machine="h100", model="llama-3.1-8b", concurrency=[1, 4, 16], requests=24, draws=2, jobs=1,
-                             out=tmp_path / "s", **load)  # fmt: skip
-    assert "SIMULATED" in found.result._repr_html_()
-    assert "H100" in found._repr_html_()
-    answer = whywait.what_if(tmp_path / "s", machine="h200", seeds=2)
+LOAD = {"prompt_tokens": 128, "output_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("simulated") / "s"
+    return whywait.simulate(machine="h100", model="llama-3.1-8b", concurrency=[1, 4, 16], requests=24, draws=2, jobs=1,
+                            out=out, **LOAD)  # fmt: skip
+
+
+def test_simulated_and_changed(simulated):
+    assert "SIMULATED" in simulated.result._repr_html_()
+    assert "H100" in simulated._repr_html_()
+    answer = whywait.what_if(simulated.result, machine="h200", seeds=2)
     assert answer.as_dict()["claims"]
     assert "H200" in answer._repr_html_()
+
+
+def test_a_bill_and_a_comparison_of_saved_runs(simulated, tmp_path, capfd):
+    rows = tmp_path / "rows.csv"
+    bill = whywait.bill(simulated.result, price_per_hour=2.5, currency="EUR", requests=rows)
+    assert bill.found["points"][0]["money"]
+    assert "EUR" in bill.headline
+    assert bill.headline[:40] in bill._repr_html_()
+    assert rows.read_text().count("\n") == 1 + 3 * 24
+    folder = simulated.result.directory
+    other = whywait.simulate(machine="h200", model="llama-3.1-8b", concurrency=[1, 4, 16], requests=24, draws=2, jobs=1,
+                             out=tmp_path / "o", **LOAD)  # fmt: skip
+    both = whywait.compare(folder, other.result, other.result.run, fail_if="tpot_ms.p50<-5%", at="concurrency 4")
+    assert [len(c["points"]) for c in both.found["comparisons"]] == [1, 1]
+    assert {g["state"] for g in both.found["gates"]} == {"fails"}, "it became quicker, and that was the condition"
+    assert "concurrency 4" in both._repr_html_()
+    with pytest.raises(UsageError, match="compared with what"):
+        whywait.compare(folder)
+    with pytest.raises(UsageError, match="no keyword 'save_baseline'"):
+        whywait.compare(folder, other.result, save_baseline=tmp_path / "b.json")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_results_of_another_tool_and_a_run_for_another_tool(simulated, tmp_path, capfd):
+    file = DATA / "vllm-0.32-c4.json"
+    found = whywait.import_results(file, tmp_path / "run", engine="vllm", slo={"ttft": 500})
+    assert found.checked
+    assert found.result.run.manifest.slo == {"ttft_ms": 500.0}
+    assert found._repr_html_() == found.result._repr_html_()
+    with pytest.raises(UsageError, match="holds something already"):
+        whywait.import_results([file], tmp_path / "run")
+    told = whywait.export(found.result, "csv", tmp_path / "csv", table=["requests"], requests=[0, 2])
+    assert told["rows"]["requests"] == 2
+    assert all(str(tmp_path) in f["path"] for f in told["files"])
+    with pytest.raises(UsageError, match="stdout"):
+        whywait.export(simulated.result, "perfetto", "-")
+    with pytest.raises(UsageError, match="invalid choice"):
+        whywait.export(simulated.result, "cobol")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_plan_is_kept_and_made_again(tmp_path, capfd):
+    ask = {"model": "llama-3.1-8b", "machines": ["h100", "l40s"], "layouts": "tp=1", "apply": "", "rate": 4,
+           "slo": {"ttft": 1000, "tpot": 50}, "price_per_hour": {"h100": 2.5, "l40s": 0.9}, "currency": "EUR",
+           "budget": "20/h", "draws": 2, "jobs": 1}  # fmt: skip
+    found = whywait.plan(out=tmp_path / "p", **ask, **LOAD)
+    assert found.directory == tmp_path / "p"
+    assert "EUR" in found.headline
+    page = found._repr_html_()
+    assert "The five questions" in page
+    assert str(tmp_path / "p") in page
+    again = asyncio.run(whywait.aio.plan(again=tmp_path / "p", out=tmp_path / "q", jobs=1))
+    assert again.headline == found.headline
+    with pytest.raises(UsageError, match="is not empty"):
+        whywait.plan(out=tmp_path / "p", **ask, **LOAD)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def cases(tmp_path):
+    path = tmp_path / "cases.jsonl"
+    rows = [{"id": f"c{i}", "category": "sums", "prompt": f"{i} and nothing:", "grader": "numeric", "answer": i}
+            for i in range(12)]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def answering(says):
+    return served(whole(vllm(), says, VLLM_PAGES), "vllm")
+
+
+def test_quality_of_two_services(tmp_path, cases, capfd):
+    with answering(lambda q: q.split(" ")[0]) as (a, _), answering(lambda _q: "17") as (b, _):
+        urls = [f"http://127.0.0.1:{t.endpoint.port}" for t in (a, b)]
+        found = whywait.quality(*urls, tasks=cases, only="tasks", out=tmp_path / "q")
+        with pytest.raises(UsageError, match="which is the other arm"):
+            whywait.quality(urls[0], only="tasks")
+    assert found.error is None
+    assert {c["state"] for c in found.result()["claims"]} == {"fails"}
+    assert found.result()["headline"][:40] in found._repr_html_()
+    assert found.directory == tmp_path / "q"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_cancelled_comparison_of_answers_ends_and_is_kept(tmp_path, cases):
+    asked = threading.Event()
+
+    def slow(_question):
+        asked.set()
+        time.sleep(0.2)
+        return "1"
+
+    async def cut(url):
+        task = asyncio.create_task(whywait.aio.quality(url, aa=True, tasks=cases, at_once=1, only="tasks",
+                                                       out=tmp_path / "q"))  # fmt: skip
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with answering(slow) as (a, _):
+        asyncio.run(asyncio.wait_for(cut(f"http://127.0.0.1:{a.endpoint.port}"), 60))
+    kept = json.loads((tmp_path / "q" / "quality.json").read_text())
+    assert kept["partial_reason"] == "interrupted"
 
 
 def test_the_names_that_the_package_gives_are_typed_and_there():

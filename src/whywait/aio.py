@@ -1,7 +1,7 @@
 """The same functions as :mod:`whywait.api` for a running event loop: each runs in a thread of its own and is awaited.
 
 Cancelling the task ends a measurement as Ctrl-C would: what was measured is kept, labelled PARTIAL. What
-only computes (``what_if``, ``simulate``, ``plan``) runs to its end unheard.
+only computes (``what_if``, ``simulate``, ``plan``, ``bill``, ``compare``, …) runs to its end unheard.
 """
 
 from __future__ import annotations
@@ -45,3 +45,9 @@ simulate = _awaited(api.simulate)
 what_if = _awaited(api.what_if)
 ab = _awaited(api.ab)
 try_technique = _awaited(api.try_technique)
+quality = _awaited(api.quality)
+plan = _awaited(api.plan)
+bill = _awaited(api.bill)
+compare = _awaited(api.compare)
+import_results = _awaited(api.import_results)
+export = _awaited(api.export)

@@ -19,9 +19,10 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from whywait import app, cli, keywords, trying
+from whywait.core.run import Run
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
 from whywait.options import QUIET, new_directory
@@ -29,13 +30,17 @@ from whywait.options import QUIET, new_directory
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from whywait.comparing import Compared
+    from whywait.deciding import Billed, Planned
+    from whywait.importing import Imported
+    from whywait.qualifying import Comparison
     from whywait.simulating import Simulated
     from whywait.whatif import WhatIf
 
 Result = app.Result
 Trial = trying.Trial
-
-TIMES = ("duration", "timeout", "budget", "ramp", "last")  # a bare number of these is seconds
+Folder: TypeAlias = str | PathLike[str] | app.Result
+Source: TypeAlias = str | PathLike[str] | app.Result | Run
 
 
 def run(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keywords.Run]) -> Result:
@@ -89,6 +94,91 @@ def find(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keywo
         return verb.searched(arguments("find", [url], flags))
 
 
+def quality(a: str, b: str | None = None, *, verbose: bool = False, **flags: Unpack[keywords.Quality]) -> Comparison:
+    """Whether two arms still answer alike, as ``whywait quality``; ``result()`` has the claims. ``aa=True`` in place of
+    ``b`` holds A against itself.
+
+    Raises:
+        WhywaitError: before anything could be compared. What befalls an arm later is in ``error``, the rest kept.
+    """
+    from whywait.verbs import quality as verb
+
+    args = arguments("quality", [a, b], flags)
+    with _talk(verbose):
+        return verb.compared(args, verb.plan_of(args))
+
+
+def plan(*, verbose: bool = False, **flags: Unpack[keywords.Plan]) -> Planned:
+    """Which hardware, how much of it, and why, as ``whywait plan``; modelled. ``found`` is what ``plan.json`` holds.
+
+    Raises:
+        UsageError: nothing to try, no SLO, an unknown name, or nothing that fits.
+    """
+    from whywait.verbs import plan as verb
+
+    with _talk(verbose):
+        return verb.planned(arguments("plan", [], flags), shown=verbose)
+
+
+def bill(run: Folder, *, verbose: bool = False, **flags: Unpack[keywords.Bill]) -> Billed:
+    """What a good request of a saved run costs, as ``whywait bill``; ``found`` is what ``--json`` prints.
+
+    Raises:
+        UsageError: there is no such run, or an offer cannot be.
+    """
+    from whywait.verbs import bill as verb
+
+    with _talk(verbose):
+        return verb.billed(arguments("bill", [run], flags))
+
+
+def compare(a: Source, *bs: Source, verbose: bool = False, **flags: Unpack[keywords.Compare]) -> Compared:
+    """Each of ``bs`` against ``a``, as ``whywait compare``: folders, files of baselines, results, runs in memory.
+    ``found`` is what ``--json`` prints; gates as a test: :mod:`whywait.testing`.
+
+    Raises:
+        UsageError: what is given is no run, or is not comparable; each difference is named.
+    """
+    from whywait.verbs import compare as verb
+
+    args = arguments("compare", ["a", *("b" for _ in bs)], flags)
+    args.runs = [a, *bs]
+    with _talk(verbose):
+        return verb.answered(args)
+
+
+def import_results(
+    files: str | PathLike[str] | Sequence[str | PathLike[str]], out: str | PathLike[str], *, verbose: bool = False,
+    **flags: Unpack[keywords.Import],
+) -> Imported:  # fmt: skip
+    """Result files of another load tool as a run in the folder ``out``, as ``whywait import``; ``result`` is that run,
+    ``checked`` the tool's own figures beside ours.
+
+    Raises:
+        UsageError: a file cannot be read or is of no known format, or ``out`` holds something.
+    """
+    from whywait.verbs import importing as verb
+
+    many = [files] if isinstance(files, (str, PathLike)) else files
+    with _talk(verbose):
+        return verb.imported(arguments("import", many, flags, out=out))
+
+
+def export(run: Folder, to: str, out: str | PathLike[str] = "", *, verbose: bool = False,
+           **flags: Unpack[keywords.Export]) -> dict[str, Any]:  # fmt: skip
+    """A saved run in the form ``to`` of another tool, as ``whywait export``; what was written, as ``--json`` prints it.
+
+    Raises:
+        WhywaitError: no such run or form, it cannot be written, or the collector did not take it.
+    """
+    from whywait.verbs import export as verb
+
+    if fspath(out) == "-":
+        raise UsageError("stdout is for the terminal", "give a file or a folder")
+    with _talk(verbose):
+        return verb.exported(arguments("export", [run], flags, to=to, out=out))
+
+
 def show(run_dir: str | PathLike[str]) -> Result:
     """Read a saved run again and judge it anew.
 
@@ -110,7 +200,7 @@ def simulate(*, verbose: bool = False, **flags: Unpack[keywords.Simulate]) -> Si
         return verb.simulated(arguments("simulate", [], flags))
 
 
-def what_if(run_dir: str | PathLike[str], *, verbose: bool = False, **flags: Unpack[keywords.WhatIf]) -> WhatIf:
+def what_if(run_dir: Folder, *, verbose: bool = False, **flags: Unpack[keywords.WhatIf]) -> WhatIf:
     """What a change would do to the service of a saved run, as ``whywait what-if``; modelled, its error beside it.
 
     Raises:
@@ -130,7 +220,7 @@ def ab(a: str, b: str | None = None, *, verbose: bool = False, **flags: Unpack[k
     """
     from whywait.verbs import ab as verb
 
-    args = arguments("ab", [], {"a": a, **({} if b is None else {"b": b}), **flags})
+    args = arguments("ab", [], flags, a=a, b=b)
     with _talk(verbose):
         return _tried(verb.compared(args), args)
 
@@ -154,23 +244,24 @@ def _tried(plan: trying.Plan, args: argparse.Namespace) -> Trial:
         return trying.trial(trying.plan_of_aa(plan) if args.aa else plan, directory)
 
 
-def arguments(verb: str, positional: Sequence[Any], flags: Mapping[str, Any]) -> argparse.Namespace:
-    """What the command line would make of these.
+def arguments(verb: str, positional: Sequence[Any], flags: Mapping[str, Any], **own: Any) -> argparse.Namespace:
+    """What the command line would make of these; ``own`` are flags that a function has as parameters.
 
     Raises:
         UsageError: a keyword that is no flag of the verb, or a value that the flag does not take.
     """
     parser = _parser(verb)
-    known = {_keyword(a): a for a in parser._actions if a.option_strings and a.dest not in ("help", "json")}
+    known, typed = {_keyword(a): a for a in parser._actions if a.option_strings}, keywords.OF[verb].__optional_keys__
+    if wrong := sorted(flags.keys() - typed):
+        raise UsageError(f"{verb} has no keyword {wrong[0]!r}", f"there are: {', '.join(sorted(typed))}")
     words, objects = [], {}
-    for name, value in flags.items():
-        if name not in known:
-            raise UsageError(f"{verb} has no keyword {name!r}", f"there are: {', '.join(sorted(known))}")
+    for name, value in {**own, **flags}.items():
         if isinstance(value, Workload):
             objects[name] = value
         elif value is not None:
-            words += _words(known[name], name, value)
-    words += ["--", *(fspath(p) for p in positional if p is not None)] if any(p is not None for p in positional) else []
+            words += _words(known[name], value)
+    given = [_path(p) for p in positional if p is not None]
+    words += ["--", *given] if given else []
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -181,6 +272,10 @@ def arguments(verb: str, positional: Sequence[Any], flags: Mapping[str, Any]) ->
     for name, value in objects.items():
         setattr(args, name, value)
     return args
+
+
+def _path(given: Any) -> str:
+    return fspath(given.directory if isinstance(given, Result) else given)
 
 
 @functools.cache
@@ -197,7 +292,7 @@ def _keyword(action: argparse.Action) -> str:
     return action.option_strings[-1].lstrip("-").replace("-", "_")
 
 
-def _words(action: argparse.Action, name: str, value: Any) -> list[str]:
+def _words(action: argparse.Action, value: Any) -> list[str]:
     flag = action.option_strings[-1]
     if action.nargs == 0:
         return [flag] if bool(value) == bool(action.const) else []
@@ -206,22 +301,22 @@ def _words(action: argparse.Action, name: str, value: Any) -> list[str]:
     if isinstance(action, argparse._AppendAction):
         many = [value] if isinstance(value, (str, PathLike)) else list(value)
         return [word for v in many for word in (f"{flag}={fspath(v)}",)]
-    return [f"{flag}={_text(name, value)}"]
+    return [f"{flag}={_text(action, value)}"]
 
 
-def _text(name: str, value: Any) -> str:
+def _text(action: argparse.Action, value: Any) -> str:
     if isinstance(value, Mapping):
-        if name == "body":
+        if action.dest == "body":
             import json
 
             return json.dumps(value)
-        unit = "ms" if name == "slo" else ""
+        unit = "ms" if action.dest == "slo" else ""
         return ",".join(f"{k.removesuffix('_ms') if unit else k}={_number(v, unit)}" for k, v in value.items())
     if isinstance(value, (str, PathLike)):
         return fspath(value)
     if isinstance(value, (list, tuple, range)):
         return ",".join(map(_number, value))
-    return _number(value, "s" if name in TIMES else "")
+    return _number(value, "s" if action.metavar == "TIME" else "")
 
 
 def _number(value: Any, unit: str = "") -> str:

@@ -53,6 +53,24 @@ class Options:
     devices: int | None = None
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison says: ``found`` are plain JSON values, those of :func:`compare`."""
+
+    found: dict[str, Any]
+
+    @property
+    def headline(self) -> str:
+        said: str = self.found["headline"]
+        return said
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+        from whywait.report.compared import print_compared
+
+        return notebook.as_html(lambda out: print_compared(self.found, out))
+
+
 def compare(a: Any, bs: Sequence[Any], options: Options | None = None, repeats: Sequence[Any] = ()) -> dict[str, Any]:
     """Each of ``bs`` against ``a``: paths, ``app.Result``, ``Run`` or ``Digest``. ``repeats`` are more runs of A.
 

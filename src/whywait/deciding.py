@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from whywait.errors import UsageError
 from whywait.physics.prices import of_machine, shipped
 from whywait.report import bill_html, plan_html
 from whywait.report.bill import headline as in_a_sentence
+from whywait.report.bill import print_bill
 from whywait.report.plan import CSV_HEAD, csv_rows, print_plan
 from whywait.sim import catalog
 
@@ -39,21 +40,43 @@ def bill(run: Run | str | Path, ask: Ask | None = None) -> dict[str, Any]:
     return {"run": None if isinstance(run, Run) else str(run), "headline": in_a_sentence(found), **found}
 
 
-def write_bill(found: dict[str, Any], path: Path) -> None:
-    """The self-contained page of a bill."""
-    path.write_text(clean(bill_html.render(found)), encoding="utf-8")
-
-
 @dataclass(frozen=True)
-class Planned:
-    """What a plan says: ``found`` are plain JSON values, all that its reports are made from."""
+class Billed:
+    """What a bill says: ``found`` are plain JSON values, those of :func:`bill`."""
 
     found: dict[str, Any]
 
     @property
     def headline(self) -> str:
+        return in_a_sentence(self.found)
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+
+        return notebook.as_html(lambda out: print_bill(self.found, out))
+
+    def html(self) -> str:
+        """The bill as one page that stands alone."""
+        return clean(bill_html.render(self.found))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a plan says: ``found`` are plain JSON values, all that its reports are made from; ``directory`` where it is
+    kept, if it is."""
+
+    found: dict[str, Any]
+    directory: Path | None = field(default=None, compare=False)
+
+    @property
+    def headline(self) -> str:
         said: str = self.found["headline"]
         return said
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+
+        return notebook.as_html(lambda out: print_plan(self.found, str(self.directory or ""), out))
 
     def print(self, directory: str) -> None:
         """On stdout; ``directory`` is where it is kept."""
@@ -109,4 +132,4 @@ def planned(path: str | Path) -> Planned:
         raise UsageError(f"{at} holds no plan: {why}", "the folder or plan.json of whywait plan") from None
     if not isinstance(raw, dict) or raw.get("kind") != "plan" or not isinstance(raw.get("inputs"), dict):
         raise UsageError(f"{at} holds no plan: it is something else", "the folder or plan.json of whywait plan")
-    return Planned(raw)
+    return Planned(raw, at.parent)

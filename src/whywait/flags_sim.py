@@ -90,7 +90,8 @@ def plan(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     g.add_argument("--baseline", default="", metavar="LIST",
                    help="what the runs do not tell of their service: machine=h100,engine=vllm,tp=4")  # fmt: skip
-    g.add_argument("--no-calibrate", action="store_true", help="runs are candidates only; all others keep the prior")
+    g.add_argument("--no-calibrate", dest="calibrate", action="store_false",
+                   help="runs are candidates only; all others keep the prior")  # fmt: skip
     g.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
     g = p.add_argument_group("what is asked of them")
     g.add_argument("--rate", type=rate, metavar="R", help="requests per second (default: the workload's own)")

@@ -28,6 +28,9 @@ class Imported:
     result: app.Result
     checked: list[published.Figure]
 
+    def _repr_html_(self) -> str:
+        return self.result._repr_html_()
+
 
 def given(engine: str | None = None, model: str | None = None, on: tuple[str, int] | None = None,
           slots: int | None = None, slo: dict[str, float] | None = None) -> Given:  # fmt: skip

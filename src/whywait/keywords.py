@@ -210,6 +210,28 @@ class Ab(Trial, Points, total=False):
     processes: int
 
 
+class Quality(Reached, Asked, total=False):
+    """Of :func:`whywait.quality`."""
+
+    aa: bool
+    only: str
+    text: File | Sequence[File]
+    positions: int
+    context: int
+    top: int
+    tasks: Words
+    suite: Words
+    suite_path: File
+    cases: int
+    at_once: int
+    keep_text: bool
+    margin: float
+    margin_ppl: float
+    margin_top1: float
+    seed: int
+    out: File
+
+
 class Plan(Load, total=False):
     """Of :func:`whywait.plan`."""
 
@@ -222,6 +244,8 @@ class Plan(Load, total=False):
     counts: Numbers
     precision: str
     run: File | Sequence[File]
+    baseline: Named
+    calibrate: bool
     catalog: File
     rate: float
     share: float
@@ -252,3 +276,56 @@ class Bill(TypedDict, total=False):
     power_model: Named
     slo: Named
     share_by: str
+    requests: File
+
+
+class Compare(TypedDict, total=False):
+    """Of :func:`whywait.compare`."""
+
+    repeat: File | Sequence[File]
+    allow: Words
+    at: Words
+    metric: Words
+    fail_if: Words
+    threshold: str | float
+    run_noise: str | float
+    slo: Named
+    price: File
+    price_per_hour: float
+    currency: str
+    devices: int
+
+
+class Import(TypedDict, total=False):
+    """Of :func:`whywait.import_results`."""
+
+    format: str
+    engine: str
+    model: str
+    machine: str
+    devices: int
+    slots: int
+    slo: Named
+
+
+class Export(TypedDict, total=False):
+    """Of :func:`whywait.export`."""
+
+    point: int
+    requests: str | Sequence[int]
+    limit: int
+    chunks: bool
+    table: Words
+    step: Time
+    at_end: bool
+    start: str
+    endpoint: str
+    remote: bool
+    header: Words
+
+
+#: By verb; no other keyword is taken.
+OF: dict[str, Any] = {
+    "run": Run, "sweep": Sweep, "diagnose": Diagnose, "find": Find, "simulate": Simulate, "what-if": WhatIf, "ab": Ab,
+    "try": Try, "quality": Quality, "plan": Plan, "bill": Bill, "compare": Compare, "import": Import, "export": Export,
+}  # fmt: skip

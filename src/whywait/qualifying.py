@@ -28,7 +28,7 @@ from whywait.lab.state import Engine
 from whywait.load import forced, preflight
 from whywait.load.given import Given
 from whywait.load.lmeval import Sample, Suites
-from whywait.session import Options, Say, stderr
+from whywait.session import CANCELLED, Options, Say, stderr
 from whywait.starting import allowed, endpoint_of, started
 
 NOTE = "quality.json"
@@ -108,6 +108,12 @@ class Comparison:
             "texts": self.texts, "cases": self.cases,
         }  # fmt: skip
 
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+        from whywait.report.quality import print_quality
+
+        return notebook.as_html(lambda out: print_quality(self.result(), str(self.directory), out))
+
     def save(self) -> dict[str, Any]:
         found: dict[str, Any] = secrets.cleaned(self.result())
         write_json(self.directory / NOTE, found)
@@ -125,7 +131,7 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     _allowed(plan)
     c, sides = Comparison(plan.as_dict(), directory), {"A": _Side(), "B": _Side()}
     with contextlib.closing(Grading()) as by:
-        _both(plan, c, sides, by, say)
+        _both(plan, c, sides, by, _heard(say))
         _at_last(plan, c, sides, by)
     if c.error is not None and not c.texts and not c.cases:
         raise c.error
@@ -134,6 +140,17 @@ def qualify(plan: Plan, directory: Path, say: Say = stderr) -> Comparison:
     if plan.keep_text:
         tasking.keep_texts(directory / ANSWERS, plan.cases, {k: s.answers for k, s in sides.items()})
     return c
+
+
+def _heard(say: Say) -> Say:
+    """``say`` that also ends it where the task that awaits it was cancelled."""
+
+    def told(line: str) -> None:
+        if (cancelled := CANCELLED.get()) is not None and cancelled.is_set():
+            raise KeyboardInterrupt
+        say(line)
+
+    return told
 
 
 def _both(plan: Plan, c: Comparison, sides: dict[str, _Side], by: Grading, say: Say) -> None:

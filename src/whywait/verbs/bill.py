@@ -24,39 +24,45 @@ from whywait.verbs import measure
 
 
 def bill(args: argparse.Namespace) -> int:
+    found = billed(args)
+    if args.html:
+        _page(found, Path(args.html))
+    if args.json:
+        json.dump(found.found, sys.stdout, indent=2, allow_nan=False)
+        print()
+    else:
+        print_bill(found.found)
+    sure = all(p["energy"]["state"] == "holds" for p in found.found["points"])
+    return EXIT_UNDECIDED if args.strict and not sure else EXIT_OK
+
+
+def billed(args: argparse.Namespace) -> deciding.Billed:
+    """The bill that the flags ask for; ``--requests`` is written."""
     if args.share_by not in RULES:
         raise UsageError(f"--share-by: there is no rule {args.share_by!r}", f"one of: {', '.join(RULES)}")
     run = Run.load(args.run_dir)
-    found = the_machine(run)
+    machine = the_machine(run)
     ask = Ask(
-        offers_of(args, found.name if found else None),
+        offers_of(args, machine.name if machine else None),
         args.devices,
         parse_model(args.power_model),
         args.share_by,
         measure.slo(args.slo) if args.slo else None,
     )
-    result = {**deciding.bill(run, ask), "run": args.run_dir}
-    if args.html:
-        _page(result, Path(args.html))
+    found = deciding.Billed({**deciding.bill(run, ask), "run": args.run_dir})
     if args.requests:
         _write(Path(args.requests), by_request(run, ask))
         stderr(f"requests: {args.requests}")
-    if args.json:
-        json.dump(result, sys.stdout, indent=2, allow_nan=False)
-        print()
-    else:
-        print_bill(result)
-    sure = all(p["energy"]["state"] == "holds" for p in result["points"])
-    return EXIT_UNDECIDED if args.strict and not sure else EXIT_OK
+    return found
 
 
-def _page(found: dict[str, Any], path: Path) -> None:
+def _page(found: deciding.Billed, path: Path) -> None:
     """
     Raises:
         UsageError: it cannot be written there.
     """
     try:
-        deciding.write_bill(found, path)
+        path.write_text(found.html(), encoding="utf-8")
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}", "give a file in a folder that exists") from None
     stderr(f"page: {path}")

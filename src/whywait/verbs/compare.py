@@ -20,14 +20,11 @@ from whywait.verbs.gated import write_page
 
 
 def compare(args: argparse.Namespace) -> int:
-    o = options(args)
     if args.save_baseline:
-        return _save(args, o)
-    if len(args.runs) < 2:
-        raise UsageError("compared with what?", "whywait compare A B, or --save-baseline FILE A")
+        return _save(args, options(args))
     if args.html:
         measure._writable(args.html)
-    result = comparing.compare(args.runs[0], args.runs[1:], o, args.repeat)
+    result = answered(args).found
     if args.html:
         write_page(Path(args.html), compared_html.render(result), "the runs are")
         stderr(f"report: {args.html}")
@@ -37,6 +34,14 @@ def compare(args: argparse.Namespace) -> int:
     else:
         compared.print_compared(result)
     return _code(args, result)
+
+
+def answered(args: argparse.Namespace) -> comparing.Compared:
+    """The comparison that the flags ask for."""
+    o = options(args)
+    if len(args.runs) < 2:
+        raise UsageError("compared with what?", "whywait compare A B, or --save-baseline FILE A")
+    return comparing.Compared(comparing.compare(args.runs[0], args.runs[1:], o, args.repeat))
 
 
 def options(args: argparse.Namespace) -> comparing.Options:

@@ -29,12 +29,17 @@ NEXT = {
 def export(args: argparse.Namespace) -> int:
     if args.json and args.out == "-":
         raise UsageError("--json and --out - both want stdout", "leave one of them out")
-    told = exporting.export(args.run_dir, _ask(args))
+    told = exported(args)
     if args.json:
         json.dump(told, sys.stdout, indent=2, allow_nan=False)
         print()
     _say(args, told)
     return EXIT_OK
+
+
+def exported(args: argparse.Namespace) -> dict[str, Any]:
+    """What was written, or sent, by the flags."""
+    return exporting.export(args.run_dir, _ask(args))
 
 
 def _ask(args: argparse.Namespace) -> exporting.Ask:

@@ -14,6 +14,21 @@ from whywait.verbs import measure
 
 def import_(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
+    found = imported(args)
+    if args.report:
+        app.write_report(found.result, Path(args.report))
+        stderr(f"report: {args.report}")
+    measure.tell(args, found.result)
+    failed = failed_gates(gates, found.result.summary)
+    if failed:
+        raise GateFailed("; ".join(failed))
+    if args.strict and not any(v.state == "holds" for v in found.result.verdicts):
+        return EXIT_UNDECIDED
+    return EXIT_OK
+
+
+def imported(args: argparse.Namespace) -> importing.Imported:
+    """The files that the flags name as a run in its folder."""
     if args.devices and not args.machine:
         raise UsageError("--devices: of which machine?", "add --machine h100")
     out = Path(args.out)
@@ -30,13 +45,4 @@ def import_(args: argparse.Namespace) -> int:
     if found.checked:
         stderr(f"{agree} of {len(found.checked)} figures are those that the tool itself published"
                + ("" if agree == len(found.checked) else "; the doubts say where definitions differ"))  # fmt: skip
-    if args.report:
-        app.write_report(found.result, Path(args.report))
-        stderr(f"report: {args.report}")
-    measure.tell(args, found.result)
-    failed = failed_gates(gates, found.result.summary)
-    if failed:
-        raise GateFailed("; ".join(failed))
-    if args.strict and not any(v.state == "holds" for v in found.result.verdicts):
-        return EXIT_UNDECIDED
-    return EXIT_OK
+    return found

@@ -23,18 +23,23 @@ from whywait.verbs.signals import sigterm_as_ctrl_c
 
 
 def plan(args: argparse.Namespace) -> int:
+    try:
+        with sigterm_as_ctrl_c():
+            found = planned(args, shown=True)
+    except KeyboardInterrupt:
+        stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
+        raise
+    return _tell(args, found, str(found.directory))
+
+
+def planned(args: argparse.Namespace, shown: bool = False) -> deciding.Planned:
+    """The plan that the flags ask for, kept in its folder. ``shown``: how far it is, on stderr."""
     ask = _again(args) if args.again else _ask(args)
     directory = new_directory(args.out)
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
-    try:
-        with sigterm_as_ctrl_c():
-            found = deciding.plan(ask, _progress())
-    except KeyboardInterrupt:
-        stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
-        raise
-    found.keep(directory)
-    return _tell(args, found, str(directory))
+    found = deciding.plan(ask, _progress() if shown else None)
+    return dataclasses.replace(found, directory=found.keep(directory))
 
 
 def show(args: argparse.Namespace) -> int:
@@ -88,7 +93,7 @@ def _ask(args: argparse.Namespace) -> planning.Ask:
         offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
         budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
         own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
-        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs, calibrate=not args.no_calibrate,
+        catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs, calibrate=args.calibrate,
         baseline=args.baseline,
     )  # fmt: skip
 

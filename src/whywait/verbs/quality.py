@@ -40,20 +40,29 @@ USUAL: dict[str, Any] = {
 def quality(args: argparse.Namespace) -> int:
     gates = gates_of(args.fail_if)
     measure._writable(args.html)
+    plan = plan_of(args)
+    _check_gates(gates, plan)
+    return _done(args, compared(args, plan), gates)
+
+
+def plan_of(args: argparse.Namespace) -> qualifying.Plan:
+    """What the flags ask to be compared."""
     if args.b is None and not args.aa:
         raise UsageError("which is the other arm?", "whywait quality A B, or --aa for A against itself")
     if args.b is not None and args.aa:
         raise UsageError("--aa is A against itself", "leave B out")
     a = arm_of(args.a)
     b = arm_of(args.b) if args.b is not None else a
-    plan = _plan(args, qualifying.Plan(a, b, _options(args)))
-    _check_gates(gates, plan)
+    return _plan(args, qualifying.Plan(a, b, _options(args)))
+
+
+def compared(args: argparse.Namespace, plan: qualifying.Plan) -> qualifying.Comparison:
+    """Both arms asked, in the folder that the flags name."""
     stderr(qualifying.ceiling(plan))
     if not plan.same and not args.only:
         stderr("how much do two runs of the same differ here? the same command with --aa in place of B tells")
     with sigterm_as_ctrl_c():
-        c = qualifying.qualify(plan, new_directory(args.out))
-    return _done(args, c, gates)
+        return qualifying.qualify(plan, new_directory(args.out))
 
 
 def beside(a: Arm, b: Arm, options: app.Options, directory: Path, part: str) -> qualifying.Comparison:
