@@ -241,7 +241,7 @@ def with_manifest(run: Run, **changes: Any) -> Run:
 WORKLOAD = {"classes": [{"name": "default", "prompt_tokens": "64", "slo": {}}], "seed": 1, "cache": "cold"}
 OTHER = {"classes": [{"name": "default", "prompt_tokens": "512", "slo": {}}], "seed": 1, "cache": "warm"}
 UNLIKE = [
-    ("definitions", {"definitions": "2"}, ["definitions: 1 → 2"]),
+    ("definitions", {"definitions": "1"}, ["definitions: 2 → 1"]),
     ("model", {"engine": {"model": "other"}}, ["model: numbers → other"]),
     ("workload", {"workload": OTHER}, ["workload.classes.0.prompt_tokens: 64 → 512", "workload.cache: cold → warm"]),
     ("slo", {"slo": {"ttft_ms": 500.0}}, ["slo.ttft_ms: – → 500.0"]),

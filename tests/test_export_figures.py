@@ -119,7 +119,7 @@ def test_openmetrics_is_parsed_and_true() -> None:
     assert values(found, "whywait_window_ttft_seconds", "", point="1", quantile="0.95")[-1][1] == pytest.approx(
         summary["ttft_ms"]["p95"] / 1e3
     )
-    assert values(found, "whywait_request_energy_joules", "", point="1")
+    assert values(found, "whywait_good_request_energy_joules", "", point="1")
 
 
 def test_each_series_has_ascending_times_and_one_value_each() -> None:

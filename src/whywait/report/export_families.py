@@ -69,7 +69,7 @@ WINDOW_GOODPUT = Family("whywait_window_goodput_requests_per_second", "gauge", "
 WINDOW_SHARE = Family("whywait_window_goodput_ratio", "gauge", "ratio", "Good requests of all that were due.")
 WINDOW_DEVICE = Family("whywait_window_device_time_ratio", "gauge", "ratio",
                        "Share of wall time x devices by what the devices were in.")  # fmt: skip
-ENERGY = Family("whywait_request_energy_joules", "gauge", "joules", "Energy of the point by ok request.")
+ENERGY = Family("whywait_good_request_energy_joules", "gauge", "joules", "Energy of the window by good request.")
 
 FAMILIES = (INFO, REQUESTS, GOOD, PROMPT, OUTPUT, PHASE, TTFT, TPOT, E2E, GAP, IN_FLIGHT, *READINGS.values(),
             *TOTALS.values(), WINDOW_TTFT, WINDOW_TPOT, WINDOW_ITL, WINDOW_E2E, WINDOW_RATE, WINDOW_TOKENS,

@@ -98,7 +98,7 @@ def _panels() -> list[dict[str, Any]]:
         _bars("What the devices were in (steady window)", "percentunit", f.WINDOW_DEVICE, "{{state}}, {{load}}"),
         _bars("Goodput: share of all due requests", "percentunit", f.WINDOW_SHARE, "{{load}}"),
         _bars("TTFT of the steady window (exact)", "s", f.WINDOW_TTFT, "p{{quantile}}, {{load}}"),
-        _bars("Energy by ok request", "joule", f.ENERGY, "{{load}}"),
+        _bars("Energy by good request", "joule", f.ENERGY, "{{load}}"),
     ]  # fmt: skip
 
 

@@ -220,7 +220,7 @@ class _Part:
         summaries = {f.WINDOW_TTFT: "ttft_ms", f.WINDOW_TPOT: "tpot_ms", f.WINDOW_ITL: "itl_ms", f.WINDOW_E2E: "e2e_ms"}
         gauges = {f.WINDOW_RATE: "requests_per_s", f.WINDOW_TOKENS: "output_tokens_per_s",
                   f.WINDOW_GOODPUT: "goodput_requests_per_s", f.WINDOW_SHARE: "goodput_share",
-                  f.ENERGY: "energy_j_per_request"}  # fmt: skip
+                  f.ENERGY: "energy_j_per_good_request"}  # fmt: skip
         if family in summaries:
             of = p[summaries[family]]
             for name, quantile in QUANTILES.items():
