@@ -17,7 +17,7 @@ from whywait import app
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "exam" / "llama-slots-2-of-8"
 PICTURE = ROOT / "docs" / "img" / "report.png"
-WIDTH, HEIGHT = 1200, 1085  # CSS pixels: the verdicts, and both accounts against the load
+WIDTH, HEIGHT = 1200, 960  # CSS pixels: the verdict, both accounts, throughput and cost against the load
 LIMIT = 300_000  # bytes, so that a clone stays small
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
