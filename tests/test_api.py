@@ -207,6 +207,9 @@ def test_results_of_another_tool_and_a_run_for_another_tool(simulated, tmp_path,
         whywait.export(simulated.result, "perfetto", "-")
     with pytest.raises(UsageError, match="invalid choice"):
         whywait.export(simulated.result, "cobol")
+    for form in ("csv", "otlp"):
+        with pytest.raises(UsageError, match="cannot write"):
+            whywait.export(simulated.result, form, "/proc/no-such-place")
     assert capfd.readouterr() == ("", "")
 
 

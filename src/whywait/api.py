@@ -325,9 +325,13 @@ def _number(value: Any, unit: str = "") -> str:
 
 @contextlib.contextmanager
 def _talk(verbose: bool) -> Iterator[None]:
-    """What a journey says on stderr is for the terminal."""
+    """What a journey says on stderr is for the terminal. A full disk is the caller's error, as there."""
     before = QUIET.set(not verbose)
     try:
         yield
+    except OSError as exc:
+        if (wrong := cli.of_the_machine(exc)) is None:
+            raise
+        raise wrong from None
     finally:
         QUIET.reset(before)

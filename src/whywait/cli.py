@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from whywait import __version__, flags, flags_lab, flags_out, flags_sim
-from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, WhywaitError, said_by, scrub
+from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UsageError, WhywaitError, said_by, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
     "diagnose": ("whywait.verbs.measure:diagnose", "find out what a service waits on (no URL: the embedded engine)"),
@@ -140,15 +140,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EMFILE):
+        if (wrong := of_the_machine(exc)) is None:
             return _ours(exc)
-        where = f" ({exc.filename})" if exc.filename else ""
-        hint = "allow more open files: ulimit -n" if exc.errno == errno.EMFILE else "make room, or write elsewhere"
-        print(f"whywait: {exc.strerror}{where}\n  → {hint}", file=sys.stderr)
+        print(f"whywait: {wrong.message}\n  → {wrong.hint}", file=sys.stderr)
         return EXIT_USAGE
     except Exception as exc:
         return _ours(exc)
     return code
+
+
+def of_the_machine(exc: OSError) -> UsageError | None:
+    """What the machine does not allow or have room for, as an error of the user's; None: it is a fault of ours."""
+    if exc.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EMFILE):
+        return None
+    where = f" ({exc.filename})" if exc.filename else ""
+    hint = "allow more open files: ulimit -n" if exc.errno == errno.EMFILE else "make room, or write elsewhere"
+    return UsageError(f"{exc.strerror}{where}", hint)
 
 
 def _ours(exc: Exception) -> int:

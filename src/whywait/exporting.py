@@ -65,6 +65,15 @@ def export(directory: str | Path, ask: Ask) -> dict[str, Any]:
         MissingExtra: a library that the form needs is not installed. ServiceError: the collector did not take it.
     """
     chosen = _chosen(Path(directory), ask)
+    try:
+        return _exported(chosen, Path(directory), ask)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+        raise UsageError(
+            f"cannot write {exc.filename}: {exc.strerror}", "give a place in a folder that exists"
+        ) from None
+
+
+def _exported(chosen: Chosen, directory: Path, ask: Ask) -> dict[str, Any]:
     m = chosen.run.manifest
     told = chosen.rows if ask.to in FOLDERS else chosen.due
     about = {"to": ask.to, "run": str(directory), "made_by": m.made_by, "partial": m.partial,
@@ -73,10 +82,10 @@ def export(directory: str | Path, ask: Ask) -> dict[str, Any]:
     if ask.endpoint:
         return {**about, "endpoint": _where(ask), **_send(chosen, ask)}
     if ask.to in FOLDERS:
-        return {**about, **_tables(chosen, ask, Path(directory))}
+        return {**about, **_tables(chosen, ask, directory)}
     if ask.to in ("llm-d", "vllm-bench"):
-        return {**about, **_by_point(chosen, ask, Path(directory))}
-    path = _path(ask, Path(directory), NAMES["openmetrics"].replace("openmetrics.txt", "prom") if ask.at_end
+        return {**about, **_by_point(chosen, ask, directory)}
+    path = _path(ask, directory, NAMES["openmetrics"].replace("openmetrics.txt", "prom") if ask.at_end
                  else NAMES[ask.to])  # fmt: skip
     with _written(path) as out:
         counts = _one(chosen, ask, out)
