@@ -158,9 +158,10 @@ def test_simulate_says_load_space_doubts_and_the_figures_of_show(tmp_path, capsy
         assert words in told
     assert cli.main(["show", "run", "--html", "r.html"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    line = "simulated: meta-llama/Llama-3.1-8B (fp8) on 2 × L40S (replicas=2), vllm"
-    assert line in shown
-    assert line in (tmp_path / "r.html").read_text("utf-8")
+    service = "meta-llama/Llama-3.1-8B (fp8) on 2 × L40S (replicas=2), vllm"
+    assert f"simulated: {service}" in shown
+    page = (tmp_path / "r.html").read_text("utf-8")
+    assert page.index("SIMULATED: made by a model") < page.index(service) < page.index("<h1")
 
 
 def test_a_point_has_one_figure_inside_its_interval(tmp_path):
