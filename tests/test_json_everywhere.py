@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.imported_files import DATA
 from whywait.cli import VERBS, main, parser
 from whywait.load.stub import StubProcess
 
@@ -67,6 +68,10 @@ QUICK = {
     "run": ["run", "{stub}", "--requests", "4", *LOAD, "--out", "{out}"],
     "show": ["show", "{kept}"],
     "bill": ["bill", "{kept}", "--price-per-hour", "2.5", "--currency", "EUR"],
+    "compare": ["compare", "{kept}", "{kept}"],
+    "history": ["history", "{kept}/.."],
+    "import": ["import", str(DATA / "vllm-0.32-c4.json"), "--out", "{out}"],
+    "export": ["export", "{kept}", "--to", "csv", "--out", "{out}"],
     "catalog": ["catalog", "techniques"],
     "workload show": ["workload", "show", "{workload}"],
     "exam score --list": ["exam", "score", "exam", "--list"],
