@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from whywait.load.stub import StubProcess
+from whywait.probe import abilities
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -246,3 +247,8 @@ def test_no_file_names_a_machine() -> None:
     for name in ("Dockerfile", ".dockerignore", "constraints.txt", "pyproject.toml"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert not re.search(r"/opt/|/work/|/home/\w|index-url|find-links", text), name
+
+
+def test_doctor_knows_every_extra_that_adds_to_what_can_be_done(project: dict[str, Any]) -> None:
+    offered = project["project"]["optional-dependencies"].keys()
+    assert abilities.EXTRAS.keys() == offered - {"bench", "docs", "test", "dev"}

@@ -34,6 +34,8 @@ EXTRAS = {
     "sim": ("numba", "the simulator compiled; without it the same results, slower"),
     "tokenizer": ("tokenizers", "exact prompt lengths where the service has no /tokenize"),
     "otlp-grpc": ("grpc", "spans over gRPC (--otlp-grpc-listen); over HTTP they need no extra"),
+    "perfetto": ("perfetto", "export --to perfetto"),
+    "yaml": ("yaml", "import of GuideLLM's YAML"),
     "quality": ("jsonschema", "JSON schemas in tasks of quality"),
     "lm-eval": ("lm_eval", "--suite of quality"),
     "aic": ("aiconfigurator_core", "simulate --kernels aic"),
