@@ -1,5 +1,6 @@
 """``whywait agent`` and the source that reads it: over real sockets, with and without a token, alive and gone."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -25,6 +26,7 @@ from whywait.probe.options import Probes, _facts
 from whywait.probe.pages import Fetcher
 from whywait.probe.sampler import Config, SamplerProcess
 from whywait.probe.sources import Timed
+from whywait.probe.web import Server
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -204,6 +206,20 @@ def test_the_sampler_reads_it(tmp_path: Path) -> None:
     assert "s3cret" not in (tmp_path / "spool").read_text()
 
 
+def test_a_signal_that_comes_while_a_request_begins_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begins(self: Server, request: socket.socket, client_address: object) -> None:
+        self.process_request_thread(request, client_address)  # it is over before the main thread goes on
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadingHTTPServer, "process_request", begins)
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.closing(Agent()) as agent:
+        server = serve(agent, listening, None)
+        with socket.create_connection(listening.getsockname()) as asking:
+            asking.sendall(f"GET {READINGS} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+            with pytest.raises(KeyboardInterrupt):
+                server.handle_request()
+
+
 def test_the_verb(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "whywait", "agent", "--listen"]
     refused = subprocess.run([*command, "0.0.0.0:0"], capture_output=True, text=True, check=False, timeout=60)
@@ -217,4 +233,7 @@ def test_the_verb(tmp_path: Path) -> None:
         assert json.loads(connection.getresponse().read())["rows"]
         connection.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()  # else a failure waits for it for ever

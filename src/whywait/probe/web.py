@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:
+        except Exception:  # no thread; a signal instead may come when there is one, which gives the place back itself
             self._room.release()
             raise
 
