@@ -265,3 +265,9 @@ def million_judged() -> tuple[Run, dict[str, Any]]:
     """:func:`million` with its summary, made once."""
     run = million()
     return run, analysed(run)
+
+
+@functools.cache
+def million_page() -> str:
+    """The page of :func:`million_judged`, made once."""
+    return render(*million_judged())

@@ -15,7 +15,7 @@ import pytest
 
 from tests.analysis_runs import Service
 from tests.chromium import BINARY, Browser, Unanswered, browser
-from tests.pages import HOSTILE, analysed, failed, hostile, million_judged, mixed, sweep
+from tests.pages import HOSTILE, analysed, failed, hostile, million_page, mixed, sweep
 from tests.test_passive import level, loaded, watched
 from whywait.analyze.phases import PHASES, account
 from whywait.core.run import Run
@@ -71,9 +71,10 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(chromium: Browser, tmp_path: Path) -> Open:
-    def open_(run: Run, summary: dict[str, Any] | None = None, fragment: str = "", **media: str) -> Browser:
+    def open_(of: Run | str, summary: dict[str, Any] | None = None, fragment: str = "", **media: str) -> Browser:
         report = tmp_path / "report.html"
-        report.write_text(render(run, summary or analysed(run)), encoding="utf-8")
+        text = of if isinstance(of, str) else render(of, summary or analysed(of))
+        report.write_text(text, encoding="utf-8")
         chromium.size(1280)
         chromium.events.clear()
         chromium.open(report, fragment, **media)
@@ -280,7 +281,7 @@ def test_without_script_nothing_is_missing_but_the_zoom(opened: Open, chromium: 
 
 
 def test_a_million_chunks_open_and_zoom(opened: Open):
-    page = opened(*million_judged())
+    page = opened(million_page())
     quiet(page)
     wanted = page.text("document.querySelector('#timeline-23 select').options[1].value")  # the slowest
     page.value(f"location.hash = '#request-23-{wanted}'")

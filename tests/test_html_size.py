@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 
-from tests.pages import MB, checked, million_judged
-from whywait.report.html import render
+from tests.pages import MB, checked, million_judged, million_page
 from whywait.report.timelines import MOST_IN_ALL, MOST_STAMPS
 
 
 def test_a_million_chunks_make_a_page_below_six_megabytes_that_says_what_is_drawn():
     run, summary = million_judged()
     assert len(run.chunks) > MB
-    text = render(run, summary)
+    text = million_page()
     found = checked(text)  # below 6 MB among others
     said = found.text
     assert f"at most {MOST_IN_ALL // 24} requests of a point" in said
