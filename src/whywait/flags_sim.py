@@ -106,7 +106,7 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--currency", metavar="CODE", help="USD, EUR, …: only offers in it count (nothing is converted)")
     g.add_argument("--price-date", metavar="DATE", help="of what is given here (default: today)")
     g.add_argument("--terms", metavar="TERMS", help="'on demand', reserved or owned (default: what most machines have)")
-    g.add_argument("--budget", metavar="AMOUNT", help="at most: 20/h, in that currency")
+    g.add_argument("--budget", metavar="AMOUNT", help="paid at most, used or not: 20/h, in that currency")
     p.add_argument("--draws", type=positive, default=12, metavar="N", help="of what is not known (default 12)")
     p.add_argument("--jobs", type=positive, default=0, metavar="N", help="processes at most (default: one per core)")
     p.add_argument("--again", metavar="PLAN", help="make a kept plan again from its inputs alone")

@@ -206,7 +206,8 @@ def _rows(
         state, note = states[d.shape.name]
         if (need := _need(d, drawn, offer, search)) is not None:
             draws["cost"] = need
-        rows.append(Row(_name(d), d.shape.group, d.shape.name, central, draws, d.meets, state))
+        afford = plan_money.within(central["paid"], search.want.budget)
+        rows.append(Row(_name(d), d.shape.group, d.shape.name, central, draws, d.meets, state, afford))
         entries[_name(d)] = {
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
             "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
@@ -257,6 +258,7 @@ def _figures(d: Drawn, f: Mapping[str, float | None], offer: Offer | None, searc
         "cost": None if hour is None or not good else hour / (good * 3600) * 1000, "goodput": good, "share": share,
         "latency": max(limits) if limits else None, "energy": None if watts is None or not good else watts / good,
         "ttft_ms_p95": at["ttft_ms"], "tpot_ms_p95": at["tpot_ms"], "power_w": watts, "hourly": hour,
+        "paid": plan_money.paid(offer, hour),
     }  # fmt: skip
 
 
@@ -278,7 +280,8 @@ def _judge(found: dict[str, Any], rows: Sequence[Row], entries: Mapping[str, Map
         found["rows"].append({
             "rank": i + 1, "name": r.name, "shape": r.shape, "group": r.group, "meets": r.meets, "quality": r.quality,
             "eligible": r.eligible, "tie": r.name in tied, "front": r.name in front, "dominated_by": lost.get(r.name),
-            "first_is_cheaper": sure, "hourly": r.figures.get("hourly"), "figures": figures, **entries[r.name],
+            "first_is_cheaper": sure, "hourly": r.figures.get("hourly"), "paid": r.figures.get("paid"),
+            "affordable": r.affordable, "figures": figures, **entries[r.name],
         })  # fmt: skip
 
 

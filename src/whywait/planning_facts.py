@@ -21,7 +21,7 @@ from whywait.convert.traces import from_schedule
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError, WhywaitError
 from whywait.judge.plan import Row, state_of
-from whywait.judge.plan_money import per_hour
+from whywait.judge.plan_money import paid, per_hour, within
 from whywait.load.recipe import mean_rate, open_schedule
 from whywait.physics.arch import Arch
 from whywait.physics.prices import Offer
@@ -191,6 +191,7 @@ def _candidate(
     limit = [p[k]["p95"] / v for k, v in slo.items() if k in p and p[k]["p95"] is not None]
     latency = max(limit) if limit else None
     figures = {"cost": cost, "goodput": rated, "latency": latency, "energy": joules, "share": share, "hourly": hour,
+               "paid": paid(offer, hour),
                "ttft_ms_p95": p["ttft_ms"]["p95"], "tpot_ms_p95": p["tpot_ms"]["p95"], "power_w": watts}  # fmt: skip
     lost = share / np.maximum(shares, 1e-9)
     draws = {"goodput": shares * rate * copies, "share": shares}
@@ -210,7 +211,8 @@ def _candidate(
     state = state_of(shares, want.share)
     if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
         state = "undecided"
-    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, "as published")
+    afford = within(figures["paid"], want.budget)
+    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, "as published", afford)
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"

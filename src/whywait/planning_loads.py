@@ -30,7 +30,7 @@ class Want:
     seed: int = 1
     jobs: int = 0
     draws: int = DRAWS
-    budget: float | None = None  # money an hour
+    budget: float | None = None  # money paid an hour, used or not
 
     @property
     def limits(self) -> dict[str, float]:

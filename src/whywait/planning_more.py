@@ -186,7 +186,7 @@ def _experiments(
     for r in rows:
         hour = r.figures.get("hourly")
         shares = r.draws.get("share")
-        if hour is not None and shares is not None:
+        if hour is not None and shares is not None and r.affordable:
             hourly[r.name] = np.where(shares >= search.want.share, hour, np.inf)
     tested = {r.name for r in rows if r.quality in TESTED}
     small: dict[str, Shape] = {}  # what would be measured: one replica of a group's best

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from whywait.core.schedule import Schedule
 from whywait.errors import UsageError
 from whywait.judge.plan import state_of
+from whywait.judge.plan_money import least_paid
 from whywait.physics import power
 from whywait.physics.prices import Offer
 from whywait.planning_loads import FULL, MOST, Loads, Want
@@ -41,6 +42,7 @@ BATCH = 16  # shapes sized before the best of them leaves others out, at least
 LEAST = 240  # requests of one replica's trial
 DENSE, WIDER = 16, 1.12  # sizes are tried one by one up to so many replicas, then so much farther apart
 BEYOND = 1.5  # times the dearest size tried, where a draw keeps the SLO at none
+OVER = "over the budget"
 REACH = 6.0  # times the replicas that the bound asks for that are tried at most
 
 
@@ -131,14 +133,14 @@ class Search:
                 continue
             offer = self.prices.get(s.machine)
             price = None if offer is None else sum(offer.hourly().values())
-            ladder, why = self._ladder(s, b, price)
+            ladder, why = self._ladder(s, b)
             if not ladder:
-                dropped.append({"name": s.name, "by": "bound", "why": why})
+                dropped.append({"name": s.name, "by": "budget" if why.startswith(OVER) else "bound", "why": why})
             else:
                 out.append(Sized(s, b, ladder, price))
         return out, dropped
 
-    def _ladder(self, s: Shape, b: Bound, price: float | None) -> tuple[tuple[int, ...], str]:
+    def _ladder(self, s: Shape, b: Bound) -> tuple[tuple[int, ...], str]:
         """Sizes that may do, ascending: none below what the bound asks for even if the machine is better than its
         fit."""
         if b.surely <= 0:
@@ -149,10 +151,11 @@ class Search:
         if not sizes:
             most = max(s.counts)
             return (), (f"{most * s.devices} devices serve at most {most * b.surely:.3g} requests/s, by its bound")
-        if self.want.budget is not None and price is not None:
-            afford = int(self.want.budget / (price * s.devices) + 1e-9)
-            if not (sizes := [n for n in sizes if n <= afford]):
-                return (), f"over the budget: the rate needs {low * s.devices} devices at least, by its bound"
+        if (budget := self.want.budget) is not None and (offer := self.prices.get(s.machine)) is not None:
+            watts = idle_w(s.deployment)
+            sizes = [n for n in sizes if least_paid(offer, n * s.devices, watts) <= budget * (1 + 1e-9)]
+            if not sizes:
+                return (), f"{OVER}: the rate needs {low * s.devices} devices at least, by its bound"
         return tuple(sizes), ""
 
     def least(self, sized: Sequence[Sized], tested: Callable[[Shape], bool] = lambda _: True) -> list[dict[str, str]]:

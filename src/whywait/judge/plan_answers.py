@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whywait.judge.plan_told import CALIBRATED, OTHER, said
+from whywait.judge.plan_worded import hour, offer
 from whywait.units import ms, number, percent
 
 ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
@@ -33,9 +34,9 @@ def headline(p: Plan) -> str:
     first = rows[p["first"]]
     money = p["basis"]["currency"]
     cost = number(first["figures"]["cost"]["value"])
-    said = f"{first['name']}: {number(first['hourly'])} {money} an hour, {cost} {money} per 1,000 good requests"
-    if (offer := p["basis"]["offers"].get(first["machine"])) is not None:
-        said += f" ({offer['terms']}, {offer['date']})"
+    said = f"{first['name']}: {hour(p, first)}, {cost} {money} per 1,000 good requests"
+    if (by := p["basis"]["offers"].get(first["machine"])) is not None:
+        said += f" ({by['terms']}, {by['date']})"
     others = [t for t in p["ties"] if rows[t]["shape"] != first["shape"]]
     if others:
         return f"{said}; a tie, inside the error, with {', '.join(others[:2])}" + (
@@ -47,7 +48,7 @@ def headline(p: Plan) -> str:
 def _why_none(p: Plan) -> str:
     """The budget, or what stands in the way of the first that was left out."""
     if any("over the budget" in d["why"] for d in p["screened"]):
-        return f" within {number(p['want']['budget'])} {p['basis']['currency']} an hour"
+        return f" within {number(p['want']['budget'])} {p['basis']['currency']} an hour paid"
     return f": {p['screened'][0]['name']}: {p['screened'][0]['why']}" if p["screened"] else ""
 
 
@@ -249,7 +250,7 @@ def _cost(p: Plan) -> dict[str, Any]:
         cost, energy = r["figures"]["cost"], r["figures"]["energy"]
         evidence.append(f"{r['name']}: {number(cost['value'])} {money} per 1,000 good ({_band(cost)}), "
                         f"{number(energy['value'])} J each ({_band(energy)})")  # fmt: skip
-    evidence += [_offer(m, o) for m, o in basis["offers"].items()]
+    evidence += [offer(m, o) for m, o in basis["offers"].items()]
     bill = p["bill"]
     if bill and bill["money"] and (gap := _gap(bill["money"][0])):
         evidence.append(f"bill of {bill['of']}: a million effective tokens {gap}")
@@ -269,13 +270,6 @@ def _cost(p: Plan) -> dict[str, Any]:
               f"{number(f['energy']['value'])} J each{shipped}.")  # fmt: skip
     return _answer(name, PARTLY if shipped or basis["unpriced"] or basis["mixed"] else ANSWERED, answer, evidence,
                    "whywait plan … --price prices.toml (docs/bill.md)" if shipped else "")  # fmt: skip
-
-
-def _offer(machine: str, o: Plan | None) -> str:
-    if o is None:
-        return f"{machine}: no offer in the price book"
-    return (f"{machine}: {number(o['per_device_hour'])} {o['currency']} a device-hour, {o['terms']}, {o['name']} "
-            f"({o['date']}; {o['source']})")  # fmt: skip
 
 
 def _gap(m: Plan) -> str:

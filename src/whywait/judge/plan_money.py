@@ -65,8 +65,25 @@ def per_hour(o: Offer | None, devices: int, watts: float | None, idle_w: float |
     return rent + (watts * 3600.0 + idle) * o.per_joule
 
 
+def paid(o: Offer | None, hour_of_use: float | None) -> float | None:
+    """Money paid an hour, used or not: what the contract bills, or owning comes to; of ``per_hour``."""
+    return None if o is None or hour_of_use is None else hour_of_use * o.used
+
+
+def within(money: float | None, budget: float | None) -> bool:
+    """Whether what is paid an hour is within the budget; what is not known is not held against it."""
+    return budget is None or money is None or money <= budget * (1 + 1e-9)
+
+
+def least_paid(o: Offer, devices: int, idle_w: float | None) -> float:
+    """What ``devices`` cost an hour, used or not, at the least: with nothing to do (power not known: none)."""
+    rent = sum(o.hourly().values()) * o.used
+    return devices * (rent + (idle_w or 0.0) * 3600.0 * o.per_joule)
+
+
 def plain(o: Offer) -> dict[str, Any]:
-    """An offer as JSON values, with what an hour comes to."""
+    """An offer as JSON values, with what an hour comes to: of use, and paid."""
     return {"name": o.name, "terms": o.terms, "currency": o.currency, "date": o.date, "source": o.source,
-            "note": o.note or None, "per_device_hour": sum(o.hourly().values()),
+            "note": o.note or None, "per_device_hour": sum(o.hourly().values()), "utilisation": o.used,
+            "paid_per_device_hour": sum(o.hourly().values()) * o.used,
             "per_kwh": o.per_joule * 3.6e6 if o.per_joule else None}  # fmt: skip

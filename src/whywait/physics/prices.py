@@ -58,9 +58,15 @@ class Offer:
         """Whether the price of an hour holds the power, too."""
         return self.per_device_hour is not None
 
+    @property
+    def used(self) -> float:
+        """Share of the hours paid for that are hours of use; on demand nothing else is paid."""
+        return 1.0 if self.terms == "on demand" else self.utilisation
+
     def hourly(self) -> dict[str, float]:
-        """What an hour of use of one device costs before its power, by item; their sum is the price."""
-        used = 1.0 if self.terms == "on demand" else self.utilisation
+        """What an hour of use of one device costs before its power, by item; their sum is the price. What is paid an
+        hour, used or not, is that × :attr:`used`."""
+        used = self.used
         if self.per_device_hour is not None:
             return {"rent" if self.terms != "owned" else "all in": self.per_device_hour / used}
         capex, years = self.capex or 0.0, self.years or 1.0  # both are given where the hour's price is not

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from whywait.judge.plan_told import made
+from whywait.judge.plan_worded import device_hour, hour
+from whywait.physics.prices import HOURS_A_MONTH
 from whywait.report import plan as rows
 from whywait.report import svg
 from whywait.report.html import HEAD
@@ -66,13 +68,15 @@ def _decision(p: Mapping[str, Any]) -> Html:
         out.append(tag("p", p["headline"] + "."))
     else:
         f = first["figures"]
-        hour, each = number(first["hourly"]), number(f["cost"]["value"])
-        month = number(first["hourly"] * 730.5)
+        each, month = number(f["cost"]["value"]), number(first["paid"] * HOURS_A_MONTH)
+        terms = (p["basis"]["offers"].get(first["machine"]) or p["basis"])["terms"]
+        when = " if it is rented all the time" if terms == "on demand" else ", used or not"
         low, high = number(f["cost"]["low"]), number(f["cost"]["high"])
         span = "" if low == high else (f"; {low} to {high} {money} (80 %) with as many devices as it may turn out to "
                                        "need")  # fmt: skip
-        out.append(tag("p", f"Take {first['name']}. It costs {hour} {money} an hour, about {month} {money} a month, "
-                       f"and {each} {money} for 1,000 requests that are served as promised{span}."))  # fmt: skip
+        out.append(tag("p", f"Take {first['name']}. It costs {hour(p, first)}; about {month} {money} a month "
+                       f"are paid{when}. 1,000 requests that are served as promised come to {each} {money}"
+                       f"{span}."))  # fmt: skip
         out.append(tag("p", _room(p, first)))
         tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
         if tied:
@@ -112,7 +116,7 @@ def _card(of: tuple[int, Mapping[str, Any]]) -> Html:
 
 
 def _head(p: Mapping[str, Any]) -> list[str]:
-    return [f"{h}, {p['basis']['currency']}" if h.startswith("per ") else h for h in rows.HEAD]
+    return [f"{h}, {p['basis']['currency']}" if h.startswith(("per ", "paid ")) else h for h in rows.HEAD]
 
 
 def _costs(p: Mapping[str, Any]) -> Html:
@@ -139,23 +143,23 @@ def _costs(p: Mapping[str, Any]) -> Html:
 
 def _front(p: Mapping[str, Any]) -> Html:
     """Money an hour against latency; the front is named."""
-    able = [r for r in rows.shown(p, 4 * MOST) if r["meets"] != "fails" and r["hourly"] is not None]
+    able = [r for r in rows.shown(p, 4 * MOST) if r["meets"] != "fails" and r["paid"] is not None]
     mine = [r for r in able if r["figures"]["latency"]["value"] is not None]
     if len(mine) < 2:
         return Html()
-    x = scale_for([r["hourly"] for r in mine], log=False)
+    x = scale_for([r["paid"] for r in mine], log=False)
     y = scale_for([r["figures"]["latency"]["value"] for r in mine] + [1.0], log=False)
     plot = Plot(260, left=54, bottom=44)
-    plot.x_axis(x, f"{p['basis']['currency']} an hour")
+    plot.x_axis(x, f"{p['basis']['currency']} paid an hour")
     plot.y_axis(y, "95th percentile over its limit")
     plot.line((0, 260 * (1 - y(1.0))), (1, 260 * (1 - y(1.0))), "axis")
     labels = Labels(plot)
     for r in mine:
-        at = (x(r["hourly"]), 260 * (1 - y(r["figures"]["latency"]["value"])))
+        at = (x(r["paid"]), 260 * (1 - y(r["figures"]["latency"]["value"])))
         plot.mark(at, *(("diamond", "p50") if r["front"] else ("cross", "cross")), r["name"])
         labels.keep_clear(at)
     for r in [r for r in mine if r["front"]][:5]:
-        labels.put((x(r["hourly"]), 260 * (1 - y(r["figures"]["latency"]["value"]))), clip(r["name"], 26))
+        labels.put((x(r["paid"]), 260 * (1 - y(r["figures"]["latency"]["value"]))), clip(r["name"], 26))
     reading = (
         "Diamonds: nobody is better in everything (cost, goodput, latency, energy). Below the line the limits are kept."
     )
@@ -186,7 +190,7 @@ def _left_out(p: Mapping[str, Any]) -> Html:
 
 def _prices(p: Mapping[str, Any]) -> Html:
     told = [[m, "–", "–", "–", "no offer"] if o is None else
-            [m, f"{number(o['per_device_hour'])} {o['currency']}", o["terms"], o["date"], f"{o['name']}; {o['source']}"]
+            [m, device_hour(o), o["terms"], o["date"], f"{o['name']}; {o['source']}"]
             for m, o in p["basis"]["offers"].items()]  # fmt: skip
     return table(["machine", "a device-hour", "terms", "date", "source"], told, "The prices compared by", "text")
 

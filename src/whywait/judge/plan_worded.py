@@ -1,0 +1,42 @@
+"""Sentences of a plan that the terminal, the page and the five questions share. Pure: a plan as JSON values in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whywait.units import number, percent
+
+Plan = Mapping[str, Any]
+
+
+def hour(p: Plan, r: Plan) -> str:
+    """What an hour of a candidate is: paid, used or not, and of use where that is another amount."""
+    money, paid, used = p["basis"]["currency"], r["paid"], r["hourly"]
+    if paid is None or used is None:
+        return f"an hour of it in {money} is not known"
+    if paid > 0.9995 * used:
+        return f"{number(paid)} {money} an hour"
+    return f"{number(paid)} {money} an hour paid, {number(used)} an hour of use (utilisation {percent(paid / used)})"
+
+
+def offer(machine: str, o: Plan | None) -> str:
+    """An offer with both hours, its terms, date and source."""
+    if o is None:
+        return f"{machine}: no offer in the price book"
+    return f"{machine}: {device_hour(o)}, {o['terms']}, {o['name']} ({o['date']}; {o['source']})"
+
+
+def device_hour(o: Plan) -> str:
+    price = f"{number(o['paid_per_device_hour'])} {o['currency']} a device-hour"
+    if o["utilisation"] == 1:
+        return price
+    return f"{price} paid, {number(o['per_device_hour'])} one of use (utilisation {percent(o['utilisation'])})"
+
+
+def utilisation(p: Plan) -> str:
+    """The share of the hours paid for that are of use, of the offers compared by; empty where all of them are."""
+    shares = sorted({o["utilisation"] for o in p["basis"]["offers"].values() if o})
+    if not shares or shares[0] == 1:
+        return ""
+    return f"utilisation {' to '.join(dict.fromkeys((percent(shares[0]), percent(shares[-1]))))}"
