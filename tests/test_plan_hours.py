@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from whywait import deciding, planning
+from whywait import deciding, planning, simulating
+from whywait.analyze.bill import Ask, bill
 from whywait.core.schedule import Workload
-from whywait.judge import plan_money
-from whywait.physics.prices import HOURS_A_MONTH, Offer
+from whywait.errors import UsageError
+from whywait.judge import plan_money, plan_worded
+from whywait.load.recipe import Load
+from whywait.physics.prices import HOURS_A_MONTH, Offer, parse_owned
 from whywait.planning_space import Space
 from whywait.report import plan_html
 from whywait.units import number
@@ -77,3 +80,44 @@ def test_the_budget_holds_against_the_power_that_is_drawn():
     poor = planning.plan(ask(offers=(OWNED,), budget=(first["paid"] + bare) / 2))
     assert poor["first"] is None
     assert not any(r["affordable"] for r in poor["rows"] if r["devices"] >= first["devices"])
+
+
+def test_whole_nodes_are_said_and_by_an_offer_of_nodes_they_are_paid(found, tmp_path: Path):
+    first = found["rows"][0]
+    assert first["devices"] % 8
+    assert first["whole_nodes"] == {"node": 8, "devices": 8, "paid": 16.0, "included": False}
+    page = plan_html.render(found)
+    said = f"of nodes of 8, 8 paid for {first['devices']}, 16.0 EUR an hour"
+    assert f"Where only whole nodes can be had: {first['name']}: {said}" in page
+    at = deciding.Planned(found).keep(tmp_path / "p")
+    row = next(csv.DictReader((at / "plan.csv").read_text(encoding="utf-8").splitlines()))
+    assert (row["whole_nodes_devices"], float(row["whole_nodes_paid_per_hour"])) == ("8", 16.0)
+    by_node = dataclasses.replace(RESERVED, sold_by="node")
+    whole = planning.plan(ask(offers=(by_node,)))
+    one = whole["rows"][0]
+    assert one["paid"] == 16.0
+    assert one["figures"]["cost"]["value"] == pytest.approx(32.0 / (one["figures"]["goodput"]["value"] * 3.6))
+    assert "sold by node, which is in every figure" in plan_worded.whole_nodes(whole)
+    assert planning.plan(ask(offers=(by_node,), budget=15.9))["first"] is None
+    assert planning.plan(ask(offers=(by_node,), budget=16.0))["first"] == one["name"]
+
+
+def test_spare_devices_of_a_node_are_paid_and_draw_idle_power():
+    by_node = dataclasses.replace(OWNED, sold_by="node", utilisation=1.0)
+    assert plan_money.per_hour(by_node, 6, 3000.0, 100.0, 8) == pytest.approx(8 * 1.0 + 3.2 * 0.15)
+    assert plan_money.per_hour(by_node, 6, 3000.0, None, 8) is None
+    assert plan_money.per_hour(by_node, 8, 3000.0, None, 8) == pytest.approx(8 * 1.0 + 3.0 * 0.15)
+    assert plan_money.whole_nodes(OWNED, 16, 1.0, 1.0, 8) is None
+    assert plan_money.whole_nodes(None, 6, None, None, 8) == {"node": 8, "devices": 8, "paid": None, "included": False}
+    with pytest.raises(UsageError, match="sold_by"):
+        parse_owned("capex=1,years=1,power_price=0,sold_by=rack", "EUR", "2026")
+    assert parse_owned("capex=1,years=1,power_price=0,sold_by=node", "EUR", "2026").billed(9, 8) == 16
+
+
+def test_a_bill_by_an_offer_of_nodes_pays_the_whole_node(tmp_path: Path):
+    d = simulating.deployment_of("h100", "llama-3.1-8b", layout="tp=2")
+    load = (Load("rate", 10, 300),)
+    run = simulating.simulate(simulating.Plan(d, Workload.from_dict(dict(LOAD)), load, SLO, draws=2, jobs=1)).result.run
+    plain, whole = (bill(run, Ask((dataclasses.replace(RESERVED, sold_by=x),)))["points"][0]["money"][0]["total"]
+                    for x in ("device", "node"))  # fmt: skip
+    assert whole == pytest.approx(4 * plain)

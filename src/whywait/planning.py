@@ -214,7 +214,8 @@ def _rows(
             "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
             "known_error": None if d.shape.told else known_error(d.deployment),
             "prior": drawn_from(d.shape.told.plain if d.shape.told else d.deployment), "doubts": _doubts(d),
-            **_basis(d.shape.told),
+            **_basis(d.shape.told), "whole_nodes": plan_money.whole_nodes(
+                offer, d.deployment.devices, central["power_w"], idle_w(d.deployment), d.deployment.machine.node),
         }  # fmt: skip
     return rows, entries
 
@@ -250,7 +251,7 @@ def _figures(d: Drawn, f: Mapping[str, float | None], offer: Offer | None, searc
     share = f.get("goodput_share")
     good = None if share is None else share * want.rate
     watts = f.get("power_w")
-    hour = plan_money.per_hour(offer, dep.devices, watts, idle_w(dep))
+    hour = plan_money.per_hour(offer, dep.devices, watts, idle_w(dep), dep.machine.node)
     at = {"ttft_ms": f.get("ttft_ms_p95"), "tpot_ms": f.get("tpot_ms_p95"), "itl_ms": f.get("tpot_ms_p95"),
           "e2e_ms": f.get("e2e_ms_p95")}  # fmt: skip
     limits = [v / limit for k, limit in want.limits.items() if (v := at.get(k)) is not None]
@@ -328,6 +329,8 @@ def _billed(
     c = search.whole(first.deployment, search.want.rate, keep="sample").cell
     run = service.simulate(c.deployment, search.loads.list[c.schedule], c.mode, c.target, c.seed, options=c.options)
     offer = money.offers.get(first.shape.machine)
+    if offer is not None and c.deployment.replicas < first.replicas:  # nodes that a part does not fill, all of it does
+        offer = dataclasses.replace(offer, sold_by="device")
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]
     keys = ("per_good_request", "per_million_effective_tokens", "per_million_output_tokens")
     money_of = [{**{k: m[k] for k in keys}, "name": m["name"], "currency": m["currency"]} for m in got["money"]]

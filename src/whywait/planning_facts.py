@@ -21,7 +21,7 @@ from whywait.convert.traces import from_schedule
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError, WhywaitError
 from whywait.judge.plan import Row, state_of
-from whywait.judge.plan_money import paid, per_hour, within
+from whywait.judge.plan_money import paid, per_hour, whole_nodes, within
 from whywait.load.recipe import mean_rate, open_schedule
 from whywait.physics.arch import Arch
 from whywait.physics.prices import Offer
@@ -174,6 +174,7 @@ def _candidate(
     run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any, Offer | None]
 ) -> Measured:  # fmt: skip
     (p, b), (directory, machine, copies, rate) = of, at
+    node = found.node if (found := the_machine(run)) else 1
     want, slo, like, offer = how
     one = run.point(p["point"])
     good = goodput(one, slo)
@@ -185,7 +186,8 @@ def _candidate(
     devices = (b["energy"]["devices"] or len(run.manifest.machine.get("gpus") or ()) or 1) * copies
     joules, watts = b["energy"]["per_good_request"]["value"], b["energy"]["watts"]
     watts = None if watts is None else watts * copies
-    hour = per_hour(offer, devices, watts, b["energy"]["idle"]["watts"])
+    whose = (offer, devices, watts, b["energy"]["idle"]["watts"], node)
+    hour = per_hour(*whose)
     rated = share * rate * copies
     cost = None if hour is None or not rated else hour / (rated * 3600) * 1000
     limit = [p[k]["p95"] / v for k, v in slo.items() if k in p and p[k]["p95"] is not None]
@@ -219,7 +221,7 @@ def _candidate(
         )
     entry = {"kind": made, "basis": made, "calibrated_by": None,
              "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
-             "doubts": doubts,
+             "doubts": doubts, "whole_nodes": whole_nodes(*whose),
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, entry)
 

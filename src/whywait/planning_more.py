@@ -115,7 +115,7 @@ def _sensitivity(
 
 
 def _safe(d: Drawn, search: Search, money: plan_money.Basis) -> float | None:
-    hour = plan_money.per_hour(money.offers.get(d.shape.machine), d.deployment.devices, _watts(d), idle_w(d.deployment))
+    hour = _hour(d, d.replicas, money)
     good = (d.central.get("goodput_share") or 0.0) * search.want.rate
     return None if hour is None or not good else hour / (good * 3600) * 1000
 
@@ -153,9 +153,7 @@ def _costs(
     out: dict[str, float | None] = {d.shape.name: None for d in top}
     for (d, n), f in zip(asked, found, strict=True):
         if out[d.shape.name] is None and search.keeps(f):
-            hour = plan_money.per_hour(
-                money.offers.get(d.shape.machine), n * d.shape.devices, _watts(d), idle_w(d.deployment)
-            )
+            hour = _hour(d, n, money)
             good = (f["goodput_share"] or 0.0) * search.want.rate
             out[d.shape.name] = None if hour is None else hour / (good * 3600) * 1000
     return out
@@ -167,8 +165,10 @@ def _spread(low: int, high: int) -> list[int]:
     return sorted({round(x) for x in np.linspace(low, high, 9).tolist()})
 
 
-def _watts(d: Drawn) -> float | None:
-    return d.central.get("power_w")
+def _hour(d: Drawn, n: int, money: plan_money.Basis) -> float | None:
+    """Money of an hour of use of ``n`` replicas."""
+    offer, node = money.offers.get(d.shape.machine), d.deployment.machine.node
+    return plan_money.per_hour(offer, n * d.shape.devices, d.central.get("power_w"), idle_w(d.deployment), node)
 
 
 def _accepting(d: Deployment, by: float) -> Deployment:

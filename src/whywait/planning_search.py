@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from whywait.core.schedule import Schedule
 from whywait.errors import UsageError
 from whywait.judge.plan import state_of
-from whywait.judge.plan_money import least_paid
+from whywait.judge.plan_money import least_paid, within
 from whywait.physics import power
 from whywait.physics.prices import Offer
 from whywait.planning_loads import FULL, MOST, Loads, Want
@@ -58,9 +58,13 @@ class Sized:
     least: int | None = None
     seen: dict[int, Found] = field(default_factory=dict)
     why: str = ""
+    offer: Offer | None = None
 
     def hourly(self, n: int) -> float | None:
-        return None if self.price is None else n * self.shape.devices * self.price
+        many = n * self.shape.devices
+        if self.offer is not None:
+            many = self.offer.billed(many, self.shape.deployment.machine.node)
+        return None if self.price is None else many * self.price
 
 
 @dataclass
@@ -137,7 +141,7 @@ class Search:
             if not ladder:
                 dropped.append({"name": s.name, "by": "budget" if why.startswith(OVER) else "bound", "why": why})
             else:
-                out.append(Sized(s, b, ladder, price))
+                out.append(Sized(s, b, ladder, price, offer=offer))
         return out, dropped
 
     def _ladder(self, s: Shape, b: Bound) -> tuple[tuple[int, ...], str]:
@@ -152,8 +156,8 @@ class Search:
             most = max(s.counts)
             return (), (f"{most * s.devices} devices serve at most {most * b.surely:.3g} requests/s, by its bound")
         if (budget := self.want.budget) is not None and (offer := self.prices.get(s.machine)) is not None:
-            watts = idle_w(s.deployment)
-            sizes = [n for n in sizes if least_paid(offer, n * s.devices, watts) <= budget * (1 + 1e-9)]
+            watts, node = idle_w(s.deployment), s.deployment.machine.node
+            sizes = [n for n in sizes if within(least_paid(offer, n * s.devices, watts, node), budget)]
             if not sizes:
                 return (), f"{OVER}: the rate needs {low * s.devices} devices at least, by its bound"
         return tuple(sizes), ""

@@ -9,7 +9,7 @@ whoever it was for, so that the gap is seen. Nothing good: the cost of a good on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ def _point(run: Run, number: int, acc: RequestAccount, ask: Ask) -> dict[str, An
     checks = checks_of(run, number, e, w)
     pieces = _pieces(run, e, work, w)
     target = float(one.points["target"][0])
-    money = [_money(o, e, work, pieces) for o in ask.offers]
+    money = [_money(_whole(o, e, run), e, work, pieces) for o in ask.offers]
     mine = acc.point == number
     done = counted(run, (w.start_ns, w.end_ns)) if is_passive(one) else None
     own = {} if done is None else {"by_counters": per((e.joules, e.low, e.high), done, UNKNOWN)}
@@ -191,6 +191,21 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "unused": list(e.unused),
         "parts": [{k: v for k, v in p.__dict__.items() if k != "swing_w"} for p in e.parts],
     }  # fmt: skip
+
+
+def _whole(o: Offer, e: Energy, run: Run) -> Offer:
+    """An offer of whole nodes with the price that a device that serves has by it; of devices as it is."""
+    machine = the_machine(run)
+    if o.sold_by == "device" or not e.devices:
+        return o
+    if machine is None:
+        return replace(
+            o, note="; ".join(filter(None, (o.note, "how many devices its nodes have is not known: by device")))
+        )
+    by = o.billed(e.devices, machine.node) / e.devices
+    each = None if o.per_device_hour is None else o.per_device_hour * by
+    capex = None if o.capex is None else o.capex * by
+    return replace(o, per_device_hour=each, capex=capex, hosting=o.hosting * by)
 
 
 def _money(o: Offer, e: Energy, work: Work, pieces: _Pieces | None) -> dict[str, Any]:

@@ -6,6 +6,8 @@ currency stands, the same for all machines where the book allows it.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -51,18 +53,34 @@ def all_terms(offers: Sequence[Offer], machines: Sequence[str], currency: str) -
     return [b for b in found if len(machines) - len(b.unpriced) >= min(2, len(machines))]
 
 
-def per_hour(o: Offer | None, devices: int, watts: float | None, idle_w: float | None) -> float | None:
-    """Money of an hour of use of ``devices``; ``watts`` of all of them, ``idle_w`` of one with nothing to do. None
-    where there is no offer, or its power is to be paid and not known."""
+def per_hour(o: Offer | None, devices: int, watts: float | None, idle_w: float | None, node: int = 1) -> float | None:
+    """Money of an hour of use of ``devices``; ``watts`` of all of them, ``idle_w`` of one with nothing to do, ``node``:
+    how many the machine has in one (an offer may be of whole nodes). None where there is no offer, or its power is to
+    be paid and not known."""
     if o is None:
         return None
-    rent = devices * sum(o.hourly().values())
+    many = o.billed(devices, node)
+    rent = many * sum(o.hourly().values())
     if o.all_in or not o.per_joule:
         return rent
-    idle = o.idle_joules(None if idle_w is None else idle_w * devices, 3600.0)
-    if watts is None or idle is None:
+    idle = o.idle_joules(None if idle_w is None else idle_w * many, 3600.0)
+    spare = 0.0 if many == devices else None if idle_w is None else idle_w * (many - devices) * 3600.0
+    if watts is None or idle is None or spare is None:
         return None
-    return rent + (watts * 3600.0 + idle) * o.per_joule
+    return rent + (watts * 3600.0 + spare + idle) * o.per_joule
+
+
+def whole_nodes(
+    o: Offer | None, devices: int, watts: float | None, idle_w: float | None, node: int
+) -> dict[str, Any] | None:
+    """Where ``devices`` do not fill their nodes: how many devices those nodes have and what is paid an hour for all of
+    them, and whether the offer is of nodes (``included``: then it is in every figure). None where they do."""
+    whole = math.ceil(devices / max(node, 1)) * max(node, 1)
+    if whole == devices:
+        return None
+    by_node = None if o is None else dataclasses.replace(o, sold_by="node")
+    return {"node": node, "devices": whole, "paid": paid(by_node, per_hour(by_node, devices, watts, idle_w, node)),
+            "included": o is not None and o.sold_by == "node"}  # fmt: skip
 
 
 def paid(o: Offer | None, hour_of_use: float | None) -> float | None:
@@ -75,15 +93,15 @@ def within(money: float | None, budget: float | None) -> bool:
     return budget is None or money is None or money <= budget * (1 + 1e-9)
 
 
-def least_paid(o: Offer, devices: int, idle_w: float | None) -> float:
+def least_paid(o: Offer, devices: int, idle_w: float | None, node: int = 1) -> float:
     """What ``devices`` cost an hour, used or not, at the least: with nothing to do (power not known: none)."""
     rent = sum(o.hourly().values()) * o.used
-    return devices * (rent + (idle_w or 0.0) * 3600.0 * o.per_joule)
+    return o.billed(devices, node) * (rent + (idle_w or 0.0) * 3600.0 * o.per_joule)
 
 
 def plain(o: Offer) -> dict[str, Any]:
     """An offer as JSON values, with what an hour comes to: of use, and paid."""
     return {"name": o.name, "terms": o.terms, "currency": o.currency, "date": o.date, "source": o.source,
             "note": o.note or None, "per_device_hour": sum(o.hourly().values()), "utilisation": o.used,
-            "paid_per_device_hour": sum(o.hourly().values()) * o.used,
+            "sold_by": o.sold_by, "paid_per_device_hour": sum(o.hourly().values()) * o.used,
             "per_kwh": o.per_joule * 3.6e6 if o.per_joule else None}  # fmt: skip

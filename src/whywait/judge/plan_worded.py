@@ -8,6 +8,7 @@ from typing import Any
 from whywait.units import number, percent
 
 Plan = Mapping[str, Any]
+MOST = 3
 
 
 def hour(p: Plan, r: Plan) -> str:
@@ -32,6 +33,19 @@ def device_hour(o: Plan) -> str:
     if o["utilisation"] == 1:
         return price
     return f"{price} paid, {number(o['per_device_hour'])} one of use (utilisation {percent(o['utilisation'])})"
+
+
+def whole_nodes(p: Plan) -> str:
+    """What whole nodes come to, for the first and those that tie with it; empty where they fill theirs."""
+    told = [r for r in p["rows"] if r["name"] == p["first"] or r["tie"]] or p["rows"][:1]
+    parts = [(r, w) for r in told[:MOST] if (w := r["whole_nodes"])]
+    if not parts:
+        return ""
+    said = "; ".join(f"{r['name']}: of nodes of {w['node']}, {w['devices']} paid for {r['devices']}, "
+                     f"{number(w['paid'])} {p['basis']['currency']} an hour" for r, w in parts)  # fmt: skip
+    if all(w["included"] for _, w in parts):
+        return f"sold by node, which is in every figure: {said}"
+    return f'where only whole nodes can be had: {said} (sold_by = "node" in a price book counts so)'
 
 
 def utilisation(p: Plan) -> str:

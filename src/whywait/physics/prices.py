@@ -22,6 +22,7 @@ from whywait.errors import UsageError
 from whywait.physics.tables import load, parse
 
 TERMS = ("on demand", "reserved", "owned")
+SOLD_BY = ("device", "node")
 HOURS_A_YEAR, HOURS_A_MONTH = 365.25 * 24, 365.25 * 2
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _NUMBERS = ("per_device_hour", "capex", "years", "hosting", "power_price", "pue", "utilisation")
@@ -35,6 +36,7 @@ class Offer:
     ``per_device_hour``: all in; or, of owned machines, ``capex`` of ``devices`` devices with all around them over
     ``years``, ``hosting`` of those a month, ``power_price`` a kWh and ``pue`` (facility power / machine power).
     ``utilisation``: share of the hours paid for in which the machine serves. ``machines``: names it is of; empty: any.
+    ``sold_by``: device, or node: then whole nodes of the machine are paid.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Offer:
     power_price: float | None = None
     pue: float = 1.0
     utilisation: float = 1.0
+    sold_by: str = "device"
 
     @property
     def all_in(self) -> bool:
@@ -74,6 +77,10 @@ class Offer:
             "capital": capex / self.devices / (years * HOURS_A_YEAR) / used,
             "hosting": self.hosting / self.devices / HOURS_A_MONTH / used,
         }
+
+    def billed(self, devices: int, node: int) -> int:
+        """How many devices are paid where ``devices`` serve; ``node``: how many the machine has in one."""
+        return devices if self.sold_by == "device" else math.ceil(devices / max(node, 1)) * max(node, 1)
 
     @property
     def per_joule(self) -> float:
@@ -105,6 +112,8 @@ def offer_of(entry: Mapping[str, Any], who: str = "offer") -> Offer:
             raise UsageError(f"{who}: {key} is missing", "every price has a name, terms, currency, date and source")
     if values["terms"] not in TERMS:
         raise UsageError(f"{who}: terms = {values['terms']!r}", f"one of: {', '.join(TERMS)}")
+    if values.get("sold_by", "device") not in SOLD_BY:
+        raise UsageError(f"{who}: sold_by = {values['sold_by']!r}", f"one of: {', '.join(SOLD_BY)}")
     if not re.fullmatch(r"[A-Z]{3}", values["currency"]):
         raise UsageError(f"{who}: currency = {values['currency']!r} is no ISO 4217 code", "such as USD, EUR, CNY")
     if not _DATE.fullmatch(values["date"]):
@@ -195,7 +204,7 @@ def parse_owned(text: str, currency: str, date: str) -> Offer:
     for part in (p.strip() for p in text.split(",") if p.strip()):
         key, equals, value = (x.strip() for x in part.partition("="))
         try:
-            values[key] = int(value) if key == "devices" else float(value)
+            values[key] = value if key == "sold_by" else int(value) if key == "devices" else float(value)
         except ValueError:
             equals = ""
         if not equals:

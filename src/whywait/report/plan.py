@@ -11,7 +11,7 @@ from rich.text import Text
 
 from whywait.judge.plan_answers import limits
 from whywait.judge.plan_told import SHORT, foot, made
-from whywait.judge.plan_worded import utilisation
+from whywait.judge.plan_worded import utilisation, whole_nodes
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -22,6 +22,7 @@ MOST_ROWS, MOST_REFUSED, MOST_DOUBTS, MOST_EVIDENCE, MOST_NEVER = 12, 3, 4, 5, 3
 CSV_HEAD = (
     "rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo",
     "quality", "tie", "front", "dominated_by", "per_hour", "paid_per_hour", "currency",
+    "whole_nodes_devices", "whole_nodes_paid_per_hour",
     "cost_per_1000_good", "cost_low", "cost_high",
     "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
     "j_high", "headroom", "keeps_without_a_node", "basis", "calibrated_by", "terms", "prices_of",
@@ -35,7 +36,8 @@ def csv_rows(p: Plan) -> Iterator[list[Any]]:
         yield [
             r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"),
             r.get("layout"), r.get("apply"), r["meets"], r["quality"], r["tie"], r["front"], r["dominated_by"],
-            r["hourly"], r["paid"], p["basis"]["currency"], *(f["cost"][k] for k in ("value", "low", "high")),
+            r["hourly"], r["paid"], p["basis"]["currency"], *_whole(r),
+            *(f["cost"][k] for k in ("value", "low", "high")),
             *(f["goodput"][k] for k in ("value", "low", "high")), f["share"]["value"], f["ttft_ms_p95"]["value"],
             f["tpot_ms_p95"]["value"], *(f["energy"][k] for k in ("value", "low", "high")), r["headroom"],
             r["loss"]["keeps"] if r["loss"] else None, r["basis"], r["calibrated_by"],
@@ -43,10 +45,16 @@ def csv_rows(p: Plan) -> Iterator[list[Any]]:
         ]  # fmt: skip
 
 
+def _whole(r: Plan) -> tuple[int, float | None]:
+    """Devices of the nodes it is on, and what is paid an hour for all of them."""
+    w = r["whole_nodes"]
+    return (w["devices"], w["paid"]) if w else (r["devices"], r["paid"])
+
+
 def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
     out = out or console()
     out.print(Text(f"\n{p['headline']}", style="bold"))
-    for line in filter(None, (asked(p), money(p), made(p))):
+    for line in filter(None, (asked(p), money(p), whole_nodes(p), made(p))):
         out.print(Text(line, style="dim"))
     out.print()
     out.print(_table(p))

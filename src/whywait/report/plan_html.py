@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whywait.judge.plan_told import made
-from whywait.judge.plan_worded import device_hour, hour
+from whywait.judge.plan_worded import device_hour, hour, whole_nodes
 from whywait.physics.prices import HOURS_A_MONTH
 from whywait.report import plan as rows
 from whywait.report import svg
@@ -78,6 +78,8 @@ def _decision(p: Mapping[str, Any]) -> Html:
                        f"are paid{when}. 1,000 requests that are served as promised come to {each} {money}"
                        f"{span}."))  # fmt: skip
         out.append(tag("p", _room(p, first)))
+        if nodes := whole_nodes(p):
+            out.append(tag("p", nodes[:1].upper() + nodes[1:] + "."))
         tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
         if tied:
             out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the "
