@@ -426,7 +426,8 @@ def test_draws_are_spread_as_their_prior_is(found):
 
 
 def test_the_page_says_ties_growth_and_what_is_open(found):
-    tied = {**found, "ties": [r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"]][:1]}
+    other = next(r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"])
+    tied = {**found, "ties": [other], "rows": [{**r, "tie": r["name"] == other} for r in found["rows"]]}
     page = plan_html.render(tied)
     assert "It is not surely cheaper than" in page
     assert "With the growth of 50 %, " in page

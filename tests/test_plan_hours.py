@@ -13,7 +13,7 @@ from whywait import deciding, planning, simulating
 from whywait.analyze.bill import Ask, bill
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
-from whywait.judge import plan_money, plan_worded
+from whywait.judge import plan_answers, plan_money, plan_worded
 from whywait.load.recipe import Load
 from whywait.physics.prices import HOURS_A_MONTH, Offer, parse_owned
 from whywait.planning_space import Space
@@ -121,3 +121,19 @@ def test_a_bill_by_an_offer_of_nodes_pays_the_whole_node(tmp_path: Path):
     plain, whole = (bill(run, Ask((dataclasses.replace(RESERVED, sold_by=x),)))["points"][0]["money"][0]["total"]
                     for x in ("device", "node"))  # fmt: skip
     assert whole == pytest.approx(4 * plain)
+
+
+def row(found: dict, **more: object) -> dict:
+    return {**found["rows"][0], "name": "9 × other", "shape": "other", "tie": True, "paid": 39.0, **more}
+
+
+def test_a_tie_of_other_prices_is_said_to_be_about_sizes(found):
+    first = found["rows"][0]
+    two = {**found, "ties": ["9 × other"], "rows": [first, row(found)]}
+    said = plan_answers.headline(two)
+    assert said.endswith("; a tie, inside the error of how many each needs, with 9 × other (39.0)")
+    page = plan_html.render(two)
+    assert "It is not surely cheaper than 9 × other (39.0): the difference is inside the error of how many" in page
+    runs = {**two, "rows": [{**first, "run": "a"}, row(found, run="b")]}
+    assert plan_answers.headline(runs).endswith("; a tie, inside the error, with 9 × other (39.0)")
+    assert "tie" not in plan_answers.headline(found)

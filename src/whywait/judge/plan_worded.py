@@ -35,6 +35,22 @@ def device_hour(o: Plan) -> str:
     return f"{price} paid, {number(o['per_device_hour'])} one of use (utilisation {percent(o['utilisation'])})"
 
 
+def tied(p: Plan, first: Plan) -> tuple[str, list[str]]:
+    """What a tie with the first is about, and those that tie, each with what is paid an hour for the size listed."""
+    others = [r for r in p["rows"] if r["tie"] and r["shape"] != first["shape"]]
+    sizes = any("run" not in r for r in (first, *others))  # of what is simulated the size is not sure
+    why = "inside the error of how many each needs" if sizes else "inside the error"
+    return why, [f"{r['name']} ({number(r['paid'])})" for r in others]
+
+
+def tie(p: Plan, first: Plan) -> str:
+    why, others = tied(p, first)
+    if not others:
+        return ""
+    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+    return f"; a tie, {why}, with {', '.join(others[:2])}{more}"
+
+
 def whole_nodes(p: Plan) -> str:
     """What whole nodes come to, for the first and those that tie with it; empty where they fill theirs."""
     told = [r for r in p["rows"] if r["name"] == p["first"] or r["tie"]] or p["rows"][:1]

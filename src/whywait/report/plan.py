@@ -194,7 +194,8 @@ def marks(p: Plan, page: bool = False) -> list[str]:
                    "room: for more load; −node: share of good requests without one node")  # fmt: skip
     out += ["in brackets: 80 % of the draws; TTFT and TPOT: 95th percentile"] if page else foot(p)
     if p["ties"]:
-        out.append("= a tie with the first: the difference is inside the error")
+        out.append("= a tie with the first: with as many of each as it turns out to need, the difference is inside the "
+                   "error (listed are sizes that surely do)")  # fmt: skip
     if any(r["dominated_by"] for r in p["rows"]):
         out.append(
             "× dominated: nowhere better than another one, surely worse in one of cost, goodput, latency, energy"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whywait.judge.plan_told import made
-from whywait.judge.plan_worded import device_hour, hour, whole_nodes
+from whywait.judge.plan_worded import device_hour, hour, tied, whole_nodes
 from whywait.physics.prices import HOURS_A_MONTH
 from whywait.report import plan as rows
 from whywait.report import svg
@@ -80,10 +80,11 @@ def _decision(p: Mapping[str, Any]) -> Html:
         out.append(tag("p", _room(p, first)))
         if nodes := whole_nodes(p):
             out.append(tag("p", nodes[:1].upper() + nodes[1:] + "."))
-        tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
-        if tied:
-            out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the "
-                           "error, so other reasons may decide between them."))  # fmt: skip
+        why, others = tied(p, first)
+        if others:
+            out.append(tag("p", f"It is not surely cheaper than {', '.join(others)}: the difference is {why}, so other "
+                           f"reasons may decide between them. In brackets: {money} paid an hour for the size listed, "
+                           "which surely does; it may turn out that fewer do."))  # fmt: skip
     open_ = [f"{i}. {q['question']}" for i, q in enumerate(p["questions"], 1) if q["state"] != "answered"]
     if open_:
         out.append(tag("p", tag("strong", "Not, or not wholly, answered: ") + " ".join(open_)))
