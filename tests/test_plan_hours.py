@@ -137,3 +137,16 @@ def test_a_tie_of_other_prices_is_said_to_be_about_sizes(found):
     runs = {**two, "rows": [{**first, "run": "a"}, row(found, run="b")]}
     assert plan_answers.headline(runs).endswith("; a tie, inside the error, with 9 × other (39.0)")
     assert "tie" not in plan_answers.headline(found)
+
+
+def test_growth_that_the_first_does_not_take_is_in_the_headline(found):
+    first = {**found["rows"][0], "growth": 0.41}
+    much = {**found, "want": {**found["want"], "growth": 1.5}, "rows": [first]}
+    said = plan_answers.headline(much)
+    assert (
+        "not enough for the growth of 150 %, at which 41 % of the requests are good (--rate 150 plans for it)" in said
+    )
+    enough = {**much, "rows": [{**first, "growth": 0.97}]}
+    assert plan_answers.headline(enough).endswith("; it takes the growth of 150 %")
+    assert "was not simulated" in plan_answers.headline({**much, "rows": [{**first, "growth": None}]})
+    assert "growth" not in plan_answers.headline(found)

@@ -96,7 +96,9 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--rate", type=rate, metavar="R", help="requests per second (default: the workload's own)")
     asked(p)
     g.add_argument("--share", type=share, default=0.95, metavar="S", help="of requests that must keep the SLO (0.95)")
-    g.add_argument("--growth", type=rate, default=0.0, metavar="F", help="to have room for: 0.5 is half as much again")
+    g.add_argument(
+        "--growth", type=rate, default=0.0, metavar="F", help="is the first enough for it? 0.5: half as much again"
+    )
     g.add_argument("--quality", action="append", default=[], metavar="[NAMES=]DIR",
                    help="a comparison by 'whywait quality': fp8-weights+fp8-kv=DIR; repeatable")  # fmt: skip
     g = p.add_argument_group("money (docs/bill.md)")

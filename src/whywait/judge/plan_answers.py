@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whywait.judge.plan_told import CALIBRATED, OTHER, said
-from whywait.judge.plan_worded import hour, offer, tie
+from whywait.judge.plan_worded import grown, hour, offer, tie
 from whywait.units import ms, number, percent
 
 ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
@@ -37,7 +37,7 @@ def headline(p: Plan) -> str:
     said = f"{first['name']}: {hour(p, first)}, {cost} {money} per 1,000 good requests"
     if (by := p["basis"]["offers"].get(first["machine"])) is not None:
         said += f" ({by['terms']}, {by['date']})"
-    return said + tie(p, first)
+    return said + grown(p, first) + tie(p, first)
 
 
 def _why_none(p: Plan) -> str:

@@ -51,6 +51,20 @@ def tie(p: Plan, first: Plan) -> str:
     return f"; a tie, {why}, with {', '.join(others[:2])}{more}"
 
 
+def grown(p: Plan, first: Plan) -> str:
+    """Whether the first is enough for the growth that was said; empty where none was."""
+    want, share = p["want"], first["growth"]
+    if not want["growth"]:
+        return ""
+    more = f"the growth of {percent(want['growth'])}"
+    if share is None:
+        return f"; whether it takes {more} was not simulated"
+    if share >= want["share"]:
+        return f"; it takes {more}"
+    return (f"; not enough for {more}, at which {percent(share)} of the requests are good (--rate "
+            f"{want['rate'] * (1 + want['growth']):g} plans for it)")  # fmt: skip
+
+
 def whole_nodes(p: Plan) -> str:
     """What whole nodes come to, for the first and those that tie with it; empty where they fill theirs."""
     told = [r for r in p["rows"] if r["name"] == p["first"] or r["tie"]] or p["rows"][:1]
