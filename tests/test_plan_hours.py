@@ -16,8 +16,10 @@ from whywait.errors import UsageError
 from whywait.judge import plan_answers, plan_money, plan_worded
 from whywait.load.recipe import Load
 from whywait.physics.prices import HOURS_A_MONTH, Offer, parse_owned
+from whywait.planning_facts import workload_facts
 from whywait.planning_space import Space
 from whywait.report import plan_html
+from whywait.report.plan import asked
 from whywait.units import number
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
@@ -150,3 +152,13 @@ def test_growth_that_the_first_does_not_take_is_in_the_headline(found):
     assert plan_answers.headline(enough).endswith("; it takes the growth of 150 %")
     assert "was not simulated" in plan_answers.headline({**much, "rows": [{**first, "growth": None}]})
     assert "growth" not in plan_answers.headline(found)
+
+
+def test_lengths_that_nobody_gave_are_said_in_the_second_line(found):
+    assert "prompts p50 " in asked(found)
+    assert "default" not in asked(found)
+    workload = Workload()
+    by_default = {**found, "inputs": ask(workload=workload).as_dict(), "workload": workload_facts(workload, 8.0, None)}
+    assert "prompts of 128 and answers of 64 tokens, which is the default and nobody's load" in asked(by_default)
+    named = {**by_default, "workload": {**found["workload"], "kind": "fitted", "file": "w.toml"}}
+    assert "tokens (w.toml); 95 %" in asked(named)

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from whywait.core.workload import RequestClass
 from whywait.units import number, percent
 
 Plan = Mapping[str, Any]
 MOST = 3
+
+
+def load(p: Plan) -> str:
+    """How long prompts and answers are, and by whose word: defaults are nobody's load."""
+    w, classes, plain = p["workload"], p["inputs"]["workload"]["classes"], RequestClass()
+    p50 = [number(w[k]["p50"]) for k in ("prompt_tokens", "output_tokens")]
+    lengths = f"prompts p50 {p50[0]} and answers p50 {p50[1]} tokens"
+    nobody = all(str(c[k]) == str(getattr(plain, k)) for c in classes for k in ("prompt_tokens", "output_tokens"))
+    if w["kind"] not in ("recipe", "stages") or not nobody:
+        return lengths + (f" ({w['file']})" if w["file"] else "")
+    return (f"prompts of {p50[0]} and answers of {p50[1]} tokens, which is the default and nobody's "
+            "load (--workload, --prompt-tokens, --output-tokens)")  # fmt: skip
 
 
 def hour(p: Plan, r: Plan) -> str:

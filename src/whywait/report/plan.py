@@ -11,7 +11,7 @@ from rich.text import Text
 
 from whywait.judge.plan_answers import limits
 from whywait.judge.plan_told import SHORT, foot, made
-from whywait.judge.plan_worded import utilisation, whole_nodes
+from whywait.judge.plan_worded import load, utilisation, whole_nodes
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -83,7 +83,7 @@ def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
 
 def asked(p: Plan) -> str:
     w = p["want"]
-    said = f"{p['model']['name']} at {number(w['rate'])} requests/s; {percent(w['share'])} of them within {limits(w)}"
+    said = f"{p['model']['name']} at {number(w['rate'])} requests/s, {load(p)}; {percent(w['share'])} of them within {limits(w)}"
     return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour paid" if w["budget"] else "")
 
 
