@@ -162,3 +162,13 @@ def test_lengths_that_nobody_gave_are_said_in_the_second_line(found):
     assert "prompts of 128 and answers of 64 tokens, which is the default and nobody's load" in asked(by_default)
     named = {**by_default, "workload": {**found["workload"], "kind": "fitted", "file": "w.toml"}}
     assert "tokens (w.toml); 95 %" in asked(named)
+
+
+def test_how_many_kinds_were_simulated_whole_is_said_near_the_headline(found, capsys):
+    some = {**found, "counts": {**found["counts"], "in_draws": 12, "sized": 55}}
+    deciding.Planned(some).print("nowhere")
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.index("looked at closely: 12 of the 55 kinds") < text.index("The five questions")
+    page = plan_html.render(some)
+    assert page.index("looked at closely: 12 of the 55 kinds") < page.index("The decision</h2>")
+    assert "looked at closely: " not in plan_html.render(found), "all of them were"

@@ -15,13 +15,22 @@ MOST = 3
 def load(p: Plan) -> str:
     """How long prompts and answers are, and by whose word: defaults are nobody's load."""
     w, classes, plain = p["workload"], p["inputs"]["workload"]["classes"], RequestClass()
-    p50 = [number(w[k]["p50"]) for k in ("prompt_tokens", "output_tokens")]
+    p50 = [f"{w[k]['p50']:,.0f}" for k in ("prompt_tokens", "output_tokens")]
     lengths = f"prompts p50 {p50[0]} and answers p50 {p50[1]} tokens"
     nobody = all(str(c[k]) == str(getattr(plain, k)) for c in classes for k in ("prompt_tokens", "output_tokens"))
     if w["kind"] not in ("recipe", "stages") or not nobody:
         return lengths + (f" ({w['file']})" if w["file"] else "")
     return (f"prompts of {p50[0]} and answers of {p50[1]} tokens, which is the default and nobody's "
             "load (--workload, --prompt-tokens, --output-tokens)")  # fmt: skip
+
+
+def looked(p: Plan) -> str:
+    """How many kinds of engine were simulated whole, where not all that can do it were."""
+    c = p["counts"]
+    if c["in_draws"] >= c["sized"]:
+        return ""
+    return (f"looked at closely: {c['in_draws']} of the {c['sized']} kinds of engine that can do it; another may be as "
+            "good (fewer --machines, --engines, --layouts or --apply look at more of each)")  # fmt: skip
 
 
 def hour(p: Plan, r: Plan) -> str:

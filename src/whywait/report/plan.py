@@ -11,7 +11,7 @@ from rich.text import Text
 
 from whywait.judge.plan_answers import limits
 from whywait.judge.plan_told import SHORT, foot, made
-from whywait.judge.plan_worded import load, utilisation, whole_nodes
+from whywait.judge.plan_worded import load, looked, utilisation, whole_nodes
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -54,7 +54,7 @@ def _whole(r: Plan) -> tuple[int, float | None]:
 def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
     out = out or console()
     out.print(Text(f"\n{p['headline']}", style="bold"))
-    for line in filter(None, (asked(p), money(p), whole_nodes(p), made(p))):
+    for line in filter(None, (asked(p), money(p), whole_nodes(p), looked(p), made(p))):
         out.print(Text(line, style="dim"))
     out.print()
     out.print(_table(p))
@@ -83,7 +83,8 @@ def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
 
 def asked(p: Plan) -> str:
     w = p["want"]
-    said = f"{p['model']['name']} at {number(w['rate'])} requests/s, {load(p)}; {percent(w['share'])} of them within {limits(w)}"
+    said = f"{p['model']['name']} at {number(w['rate'])} requests/s, {load(p)}; {percent(w['share'])} "
+    said += f"of them within {limits(w)}"
     return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour paid" if w["budget"] else "")
 
 
