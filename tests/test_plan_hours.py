@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whywait import deciding, planning, simulating
+from whywait import deciding, planning, planning_more, simulating
 from whywait.analyze.bill import Ask, bill
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
@@ -19,7 +19,7 @@ from whywait.physics.prices import HOURS_A_MONTH, Offer, parse_owned
 from whywait.planning_facts import workload_facts
 from whywait.planning_space import Space
 from whywait.report import plan_html
-from whywait.report.plan import asked
+from whywait.report.plan import asked, turning
 from whywait.units import number
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
@@ -172,3 +172,28 @@ def test_how_many_kinds_were_simulated_whole_is_said_near_the_headline(found, ca
     page = plan_html.render(some)
     assert page.index("looked at closely: 12 of the 55 kinds") < page.index("The decision</h2>")
     assert "looked at closely: " not in plan_html.render(found), "all of them were"
+
+
+def test_the_price_of_every_machine_is_moved_or_it_is_said_why_not():
+    space = Space("llama-3.1-8b", ("h100", "l40s", "h200", "a100"), layouts=("tp=1",), apply=("",))
+    dear = {"H200 SXM": 9.0, "A100 80GB SXM": 4.0, "L40S": None, "H100 SXM": 2.0}
+    offers = tuple(dataclasses.replace(RESERVED, name=m, machines=(m,), per_device_hour=x)
+                   for m, x in dear.items() if x)  # fmt: skip
+    made = planning.plan(ask(space=space, offers=offers))
+    moved = {f["assumption"] for f in made["sensitivity"]["flips"]}
+    skipped = {s["assumption"]: s["why"] for s in made["sensitivity"]["skipped"]}
+    for m in dear:
+        assert (f"price of {m}" in moved) != (f"price of {m}" in skipped), m
+    assert skipped["price of L40S"] == "it has none"
+
+
+def test_of_a_machine_that_may_not_be_first_the_price_is_not_moved_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(planning_more, "VARIED", 1)
+    space = Space("llama-3.1-8b", ("h100", "h200"), layouts=("tp=1",), apply=("",))
+    both = (RESERVED, dataclasses.replace(RESERVED, name="b", machines=("H200 SXM",)))
+    made = planning.plan(ask(space=space, offers=both))
+    moved = {f["assumption"] for f in made["sensitivity"]["flips"]}
+    assert {"price of H100 SXM", "price of H200 SXM"} <= moved, "also of a machine whose ranking is not simulated anew"
+    narrow = dataclasses.replace(space, machines=("h100",), single=(("h200", "vllm", "tp=1", "fp8-weights", None),))
+    made = planning.plan(ask(space=narrow, offers=both))
+    assert "price of H200 SXM: not tried, none of it surely keeps the SLO with tested answers" in turning(made)

@@ -13,6 +13,7 @@ import numpy as np
 from whywait.core.schedule import Schedule
 from whywait.judge import plan_money, plan_sense
 from whywait.judge.plan import TESTED, Floats, Row
+from whywait.physics.prices import Offer
 from whywait.planning_loads import scaled_output, scaled_reuse
 from whywait.planning_search import Drawn, Search, idle_w
 from whywait.planning_space import Shape
@@ -32,7 +33,7 @@ def more(
     """``extra`` by name (headroom, growth, loss), ``sensitivity``, ``experiments``, ``untested``."""
     ask, money, states = of
     settled = [d for d in best if d.meets == "holds"][:SHOWN] or list(best[:SHOWN])
-    sense = _sensitivity(search, settled, ask, money, states)
+    sense = _sensitivity(search, settled, ask, money, (states, best, rows))
     return {"extra": _headroom(search, settled, ask.growth), "sensitivity": sense,
             "experiments": _experiments(search, best, rows, ask, money),
             "untested": plan_sense.untested(rows)}  # fmt: skip
@@ -75,8 +76,10 @@ def lost_with_a_node(d: Deployment) -> int:
 
 
 def _sensitivity(
-    search: Search, settled: Sequence[Drawn], ask: Any, money: plan_money.Basis, states: Mapping[str, tuple[str, str]]
-) -> dict[str, Any]:
+    search: Search, settled: Sequence[Drawn], ask: Any, money: plan_money.Basis,
+    of: tuple[Mapping[str, tuple[str, str]], Sequence[Drawn], Sequence[Row]],
+) -> dict[str, Any]:  # fmt: skip
+    states, best, rows = of
     able = [d for d in settled if states[d.shape.name][0] in TESTED] or list(settled)
     shapes: dict[str, Drawn] = {}
     for d in able:
@@ -95,8 +98,11 @@ def _sensitivity(
         return out
 
     machine_of = {d.shape.name: d.shape.machine for d in top}
-    varied = plan_sense.priced(base, machine_of, BY)
-    skipped = []
+    wide, machines = _of_each_machine(base, machine_of, (best, rows), search, money)
+    varied = plan_sense.priced(wide, machines, BY)
+    drawn = {d.shape.machine for d in best}
+    skipped = [{"assumption": f"price of {m}", "why": _no_price_of(o, m in drawn)}
+               for m, o in money.offers.items() if m not in machines.values()]  # fmt: skip
     for name, change, acceptance, why in _assumptions(search, top):
         if why:
             skipped.append({"assumption": name, "why": why})
@@ -111,7 +117,29 @@ def _sensitivity(
             varied.append(plan_sense.Varied("terms", b.terms, other))
             terms.append({"terms": b.terms, "costs": other})
     return {"by": BY, "base": base, "flips": [f.as_dict() for f in plan_sense.flips(base, varied)], "skipped": skipped,
-            "break_even": plan_sense.break_even(base, machine_of), "terms": terms}  # fmt: skip
+            "break_even": plan_sense.break_even(wide, machines), "terms": terms}  # fmt: skip
+
+
+def _of_each_machine(
+    base: Mapping[str, float | None], machine_of: Mapping[str, str], of: tuple[Sequence[Drawn], Sequence[Row]],
+    search: Search, money: plan_money.Basis,
+) -> tuple[dict[str, float | None], dict[str, str]]:  # fmt: skip
+    """Costs and machines of the shapes whose ranking is tried, and of every other machine its best that may be first:
+    a price is moved without simulating."""
+    best, rows = of
+    able = {r.name for r in rows if r.eligible}
+    costs, machines = dict(base), dict(machine_of)
+    for d in best:
+        if f"{d.shape.devices * d.replicas} × {d.shape.name}" in able and d.shape.machine not in machines.values():
+            costs[d.shape.name], machines[d.shape.name] = _safe(d, search, money), d.shape.machine
+    return costs, machines
+
+
+def _no_price_of(o: Offer | None, drawn: bool) -> str:
+    """Why the price of a machine was not moved."""
+    if o is None:
+        return "it has none"
+    return "none of it surely keeps the SLO with tested answers" if drawn else "no kind of it was left"
 
 
 def _safe(d: Drawn, search: Search, money: plan_money.Basis) -> float | None:
