@@ -19,7 +19,7 @@ from whywait.physics.prices import HOURS_A_MONTH, Offer, parse_owned
 from whywait.planning_facts import workload_facts
 from whywait.planning_space import Space
 from whywait.report import plan_html
-from whywait.report.plan import asked, turning
+from whywait.report.plan import asked, experiment, screening, turning
 from whywait.units import number
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
@@ -197,3 +197,47 @@ def test_of_a_machine_that_may_not_be_first_the_price_is_not_moved_and_that_is_s
     narrow = dataclasses.replace(space, machines=("h100",), single=(("h200", "vllm", "tp=1", "fp8-weights", None),))
     made = planning.plan(ask(space=narrow, offers=both))
     assert "price of H200 SXM: not tried, none of it surely keeps the SLO with tested answers" in turning(made)
+
+
+@pytest.fixture(scope="module")
+def poor(found: dict) -> dict:
+    """Nothing within the budget may be first: 8-bit weights do with less, and nobody compared their answers."""
+    space = Space("llama-3.1-8b", ("h100",), layouts=("tp=1", "tp=8"), apply=("", "fp8-weights"))
+    return planning.plan(ask(space=space, rate=205.0, budget=2.0))
+
+
+def test_where_the_budget_leaves_nothing_first_the_cheapest_beyond_it_is_said(poor):
+    assert poor["first"] is None
+    assert poor["rows"], "something was looked at"
+    free = planning.plan(planning.Ask.from_dict({**poor["inputs"], "budget": None}))
+    assert poor["beyond_budget"]["name"] == free["first"]
+    assert poor["headline"].startswith("No candidate may be ranked first within 2.00 EUR an hour paid: ")
+    assert (
+        f"the cheapest that does is {free['first']}: {number(free['rows'][0]['paid'])} EUR an hour" in poor["headline"]
+    )
+    assert poor["counts"]["by_budget"] >= 2
+    assert f"by the budget: {poor['counts']['by_budget']} kinds out" in screening(poor)
+    assert free["beyond_budget"] is None
+    assert not any("by the budget" in line for line in screening(free))
+
+
+def test_where_nothing_is_first_nothing_is_measured_against_it(poor):
+    cost = poor["questions"][4]
+    assert cost["state"] == "open"
+    enough = float(cost["command"].partition("--budget ")[2].removesuffix("/h"))
+    assert poor["beyond_budget"]["paid"] <= enough <= 1.01 * poor["beyond_budget"]["paid"]
+    assert turning(poor) == ["nothing is first, so no assumption was moved"]
+    assert poor["sensitivity"]["flips"] == []
+    assert poor["untested"], "8-bit weights keep the SLO for sure"
+    for said in (poor["questions"][3]["answer"], "; ".join(experiment(poor)), plan_html.render(poor)):
+        assert "than the first" not in said
+        assert "would be first if its answers were tested and held" in said
+
+
+def test_a_cost_is_never_surer_than_the_goodput_it_is_divided_by(found):
+    three, five = found["questions"][2], found["questions"][4]
+    assert (three["state"], five["state"]) == ("in part", "in part")
+    assert "no surer than question 3" in five["answer"]
+    assert five["command"] == three["command"]
+    measured = {**found, "rows": [{**r, "kind": "measured"} for r in found["rows"]]}
+    assert [q["state"] for q in plan_answers.questions(measured)][2::2] == ["answered", "answered"]

@@ -114,13 +114,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     money = plan_money.basis(ask.offers, names, ask.terms, ask.currency)
     search = Search(want, money.offers, progress)
     states = {s.name: quality_state(needs[s.name], tested) for s in shapes}
-    sized, dropped = search.screen(shapes)
-
-    def tested_so(s: Shape) -> bool:
-        return states[s.name][0] in judged.TESTED
-
-    dropped += search.least(sized, tested_so)
-    chosen = finalists(sized, tested_so)
+    sized, dropped, chosen = _screened(search, shapes, states)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
     runs = _given(ask, search, money, model.name)
@@ -141,6 +135,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         "workload": planning_facts.workload_facts(ask.workload, ask.rate, ask.workload_file),
     }  # fmt: skip
     _judge(found, rows, entries)
+    found["beyond_budget"] = _beyond(found, rows, shapes, (states, money, search))
     order = {r.name: i for i, r in enumerate(judged.ranked(rows))}
     best = sorted((d for d in drawn if _name(d) in order), key=lambda d: order[_name(d)])
     found |= planning_more.more(search, best, rows, (ask, money, states))
@@ -151,6 +146,37 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     found["questions"] = plan_answers.questions(found)
     found["headline"] = plan_answers.headline(found)
     return found
+
+
+def _screened(
+    search: Search, shapes: Sequence[Shape], states: Mapping[str, tuple[str, str]]
+) -> tuple[list[Sized], list[dict[str, str]], list[Sized]]:
+    """What was sized, what was left out and why, and what goes on."""
+
+    def tested(s: Shape) -> bool:
+        return states[s.name][0] in judged.TESTED
+
+    sized, dropped = search.screen(shapes)
+    dropped += search.least(sized, tested)
+    return sized, dropped, finalists(sized, tested)
+
+
+def _beyond(
+    found: Mapping[str, Any], rows: Sequence[Row], shapes: Sequence[Shape],
+    of: tuple[Mapping[str, tuple[str, str]], plan_money.Basis, Search],
+) -> dict[str, Any] | None:  # fmt: skip
+    """Where nothing within the budget may be first, what would be without it; None where nothing would, or there is no
+    need to ask."""
+    states, money, search = of
+    if found["first"] is not None or search.want.budget is None:
+        return None
+    free = Search(dataclasses.replace(search.want, budget=None), money.offers, search.progress)
+    drawn = free.draw(_screened(free, shapes, states)[-1])
+    runs = [dataclasses.replace(r, affordable=True) for r in rows if not r.affordable]
+    order = judged.ranked([*_rows(drawn, states, money, free)[0], *runs])
+    if not order or not order[0].eligible:
+        return None
+    return {"name": order[0].name, "paid": order[0].figures["paid"], "hourly": order[0].figures["hourly"]}
 
 
 def _given(
@@ -287,7 +313,7 @@ def _judge(found: dict[str, Any], rows: Sequence[Row], entries: Mapping[str, Map
 
 
 def _short(sized: Sequence[Sized]) -> list[dict[str, str]]:
-    return [{"name": x.shape.name, "by": "one replica simulated", "why": x.why} for x in sized
+    return [{"name": x.shape.name, "by": "budget" if x.cut else "one replica simulated", "why": x.why} for x in sized
             if x.least is None and x.why and "at its bound" not in x.why]  # fmt: skip
 
 
@@ -305,7 +331,8 @@ def _counts(
         "refused": len(refused), "by_bound": sum(d["by"] in ("bound", "capacity") for d in dropped),
         "by_cost": sum(d["by"] == "cost at its bound" for d in dropped),
         "too_small": smaller, "larger_than_needed": larger,
-        "not_at_any_size": sum(x.least is None and "at its bound" not in x.why for x in sized),
+        "by_budget": sum(d["by"] == "budget" for d in [*dropped, *_short(sized)]),
+        "not_at_any_size": sum(x["by"] != "budget" for x in _short(sized)),
         "sized": sum(x.least is not None for x in sized), "in_draws": len(chosen), "points_simulated": search.simulated,
     }  # fmt: skip
 

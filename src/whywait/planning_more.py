@@ -80,6 +80,8 @@ def _sensitivity(
     of: tuple[Mapping[str, tuple[str, str]], Sequence[Drawn], Sequence[Row]],
 ) -> dict[str, Any]:  # fmt: skip
     states, best, rows = of
+    if not any(r.eligible for r in rows):  # nothing is first, so nothing can take its place
+        return {"by": BY, "base": {}, "flips": [], "skipped": [], "break_even": [], "terms": []}
     able = [d for d in settled if states[d.shape.name][0] in TESTED] or list(settled)
     shapes: dict[str, Drawn] = {}
     for d in able:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whywait.judge.plan_told import CALIBRATED, OTHER, said
-from whywait.judge.plan_worded import grown, hour, offer, tie
+from whywait.judge.plan_worded import beyond, grown, hour, if_tested, none_first, offer, tie, within
 from whywait.units import ms, number, percent
 
 ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
@@ -21,7 +21,8 @@ Plan = Mapping[str, Any]
 
 def questions(p: Plan) -> list[dict[str, Any]]:
     """Each as ``question, state, answer, evidence, command`` (what would answer it, or make it surer)."""
-    return [_load(p), _where(p), _goodput(p), _quality(p), _cost(p)]
+    goodput = _goodput(p)
+    return [_load(p), _where(p), goodput, _quality(p), _cost(p, goodput)]
 
 
 def headline(p: Plan) -> str:
@@ -30,7 +31,7 @@ def headline(p: Plan) -> str:
     if p["first"] is None:
         if not rows:
             return "No candidate keeps the SLO at this rate" + _why_none(p)
-        return "No candidate may be ranked first: none surely keeps the SLO with tested answers and a known price"
+        return none_first(p)
     first = rows[p["first"]]
     money = p["basis"]["currency"]
     cost = number(first["figures"]["cost"]["value"])
@@ -43,7 +44,7 @@ def headline(p: Plan) -> str:
 def _why_none(p: Plan) -> str:
     """The budget, or what stands in the way of the first that was left out."""
     if any("over the budget" in d["why"] for d in p["screened"]):
-        return f" within {number(p['want']['budget'])} {p['basis']['currency']} an hour paid"
+        return within(p) + beyond(p)
     return f": {p['screened'][0]['name']}: {p['screened'][0]['why']}" if p["screened"] else ""
 
 
@@ -231,11 +232,12 @@ def _quality(p: Plan) -> dict[str, Any]:
     command = f"whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {what}=DIR" if open_ else ""
     answer = "Every candidate of narrower numbers was tested." if not open_ else (
         f"{len(open_)} candidates of narrower numbers are not tested; none of them is ranked first."
-        + (f" {p['untested'][0]} would cost less than the first." if p["untested"] else ""))  # fmt: skip
+        + (f" {if_tested(p)}." if p["untested"] else ""))  # fmt: skip
     return _answer(name, PARTLY if open_ and len(by) > 1 else OPEN if open_ else ANSWERED, answer, evidence, command)
 
 
-def _cost(p: Plan) -> dict[str, Any]:
+def _cost(p: Plan, goodput: Plan) -> dict[str, Any]:
+    """Never surer than the ``goodput`` that it is divided by, and open where nothing is first."""
     name = "What does a good request cost?"
     rows, basis = p["rows"], p["basis"]
     money = basis["currency"]
@@ -249,22 +251,24 @@ def _cost(p: Plan) -> dict[str, Any]:
     bill = p["bill"]
     if bill and bill["money"] and (gap := _gap(bill["money"][0])):
         evidence.append(f"bill of {bill['of']}: a million effective tokens {gap}")
-    if not priced:
-        return _answer(
-            name,
-            OPEN,
-            "No price is known for any machine.",
-            evidence,
-            "whywait plan … --price prices.toml (docs/bill.md)",
-        )
+    own_prices = "whywait plan … --price prices.toml (docs/bill.md)"
+    if not priced and (rows or not any(basis["offers"].values())):
+        return _answer(name, OPEN, "No price is known for any machine.", evidence, own_prices)
+    if p["first"] is None:
+        best = p["beyond_budget"]
+        other = "with other machines, layouts or counts" if best is None else f"--budget {best['paid'] * 1.001:.4g}/h"
+        return _answer(name, OPEN, "Nothing is first, so it is open what a good request will cost.", evidence,
+                       f"whywait plan … {other}")  # fmt: skip
     shipped = (
         "; prices are those that ship: estimates and lists, use your own" if not p["inputs"].get("own_prices") else ""
     )
     f = priced[0]["figures"]
     answer = (f"{priced[0]['name']}: {number(f['cost']['value'])} {money} per 1,000 good requests, "
-              f"{number(f['energy']['value'])} J each{shipped}.")  # fmt: skip
-    return _answer(name, PARTLY if shipped or basis["unpriced"] or basis["mixed"] else ANSWERED, answer, evidence,
-                   "whywait plan … --price prices.toml (docs/bill.md)" if shipped else "")  # fmt: skip
+              f"{number(f['energy']['value'])} J each{shipped}")  # fmt: skip
+    sure = goodput["state"] == ANSWERED
+    answer += "." if sure else "; no surer than question 3, whose goodput it is divided by."
+    state = ANSWERED if sure and not (shipped or basis["unpriced"] or basis["mixed"]) else PARTLY
+    return _answer(name, state, answer, evidence, own_prices if shipped else "" if sure else goodput["command"])
 
 
 def _gap(m: Plan) -> str:

@@ -57,6 +57,38 @@ def device_hour(o: Plan) -> str:
     return f"{price} paid, {number(o['per_device_hour'])} one of use (utilisation {percent(o['utilisation'])})"
 
 
+def none_first(p: Plan) -> str:
+    """Why no candidate is first, and what would be beyond the budget."""
+    said = (
+        f"No candidate may be ranked first{within(p)}: none surely keeps the SLO with tested answers and a known price"
+    )
+    return said + beyond(p)
+
+
+def within(p: Plan) -> str:
+    budget = p["want"]["budget"]
+    return "" if budget is None else f" within {number(budget)} {p['basis']['currency']} an hour paid"
+
+
+def beyond(p: Plan) -> str:
+    """The cheapest that surely does where the budget is not asked; empty where there is no budget."""
+    if p["want"]["budget"] is None:
+        return ""
+    best = p["beyond_budget"]
+    if best is None:
+        return "; beyond it none does either"
+    return f"; beyond it the cheapest that does is {best['name']}: {hour(p, best)}"
+
+
+def if_tested(p: Plan) -> str:
+    """What tested answers of the cheapest narrow numbers would change."""
+    name = p["untested"][0]
+    if p["first"] is not None:
+        return f"{name} would cost less than the first"
+    paid = next(r for r in p["rows"] if r["name"] == name)
+    return f"{name}, at {hour(p, paid)}, surely keeps the SLO and would be first if its answers were tested and held"
+
+
 def tied(p: Plan, first: Plan) -> tuple[str, list[str]]:
     """What a tie with the first is about, and those that tie, each with what is paid an hour for the size listed."""
     others = [r for r in p["rows"] if r["tie"] and r["shape"] != first["shape"]]

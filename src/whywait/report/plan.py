@@ -11,7 +11,7 @@ from rich.text import Text
 
 from whywait.judge.plan_answers import limits
 from whywait.judge.plan_told import SHORT, foot, made
-from whywait.judge.plan_worded import load, looked, utilisation, whole_nodes
+from whywait.judge.plan_worded import if_tested, load, looked, utilisation, whole_nodes
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -212,6 +212,8 @@ def marks(p: Plan, page: bool = False) -> list[str]:
 
 def turning(p: Plan) -> list[str]:
     s = p["sensitivity"]
+    if p["first"] is None:
+        return ["nothing is first, so no assumption was moved"]
     flips = [f for f in s["flips"] if f["flips"]]
     stay = [f"{f['assumption']} {f['by']}" for f in s["flips"] if not f["flips"]]
     out = [f"{f['assumption']} {f['by']}: {f['first'] or f['note']}" + _ahead(f)
@@ -244,7 +246,7 @@ def experiment(p: Plan) -> list[str]:
         out.append(f"→ {e['command']}")
     if p["untested"]:
         narrow = next("+".join(r["narrow"]) for r in p["rows"] if r["name"] == p["untested"][0])
-        out.append(f"compare the answers (one engine of each kind): {p['untested'][0]} would cost less than the first")
+        out.append(f"compare the answers (one engine of each kind): {if_tested(p)}")
         out.append(f"→ whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {narrow}=DIR")
     return out or ["none of those looked at would change it with a probability of 5 % or more"]
 
@@ -260,6 +262,7 @@ def screening(p: Plan) -> list[str]:
         f"by what holds the model and can be dealt out: {c['refused']} kinds out",
         f"by an optimistic bound on their rate: {c['by_bound']} kinds out; {c['by_cost']} more since even by it they "
         "cost over twice the best (a quicker one at twice the price may be lost by that)",
+        *([f"by the budget: {c['by_budget']} kinds out"] if p["want"]["budget"] is not None else []),
         f"by one replica at its share of the rate: {c['too_small']:,} sizes too small, {c['larger_than_needed']:,} "
         f"larger than needed, {c['not_at_any_size']} kinds at no size",
         f"{c['in_draws']} of {c['sized']} kinds went on (of each machine and engine the cheapest, the quickest), "
