@@ -17,7 +17,9 @@ from whywait.judge import plan_answers, plan_money, plan_worded
 from whywait.load.recipe import Load
 from whywait.physics.prices import HOURS_A_MONTH, Offer, parse_owned
 from whywait.planning_facts import workload_facts
-from whywait.planning_space import Space
+from whywait.planning_loads import Want
+from whywait.planning_search import Search
+from whywait.planning_space import Space, shapes_of
 from whywait.report import plan_html
 from whywait.report.plan import asked, experiment, screening, turning
 from whywait.units import number
@@ -241,3 +243,16 @@ def test_a_cost_is_never_surer_than_the_goodput_it_is_divided_by(found):
     assert five["command"] == three["command"]
     measured = {**found, "rows": [{**r, "kind": "measured"} for r in found["rows"]]}
     assert [q["state"] for q in plan_answers.questions(measured)][2::2] == ["answered", "answered"]
+
+
+def test_sizes_are_searched_by_whole_nodes_and_what_the_budget_cut_is_known():
+    shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",)))
+    want = Want(Workload.from_dict(dict(LOAD)), 240.0, SLO, jobs=1)
+    for offer, hours in ((RESERVED, 3 * 4.0), (dataclasses.replace(RESERVED, sold_by="node"), 8 * 4.0)):
+        (x,), _ = Search(want, {"H100 SXM": offer}).screen(shapes)
+        assert (x.hourly(3), x.cut) == (hours, False)
+    search = Search(dataclasses.replace(want, budget=2.0), {"H100 SXM": RESERVED})
+    (x,), dropped = search.screen(shapes)
+    dropped += search.least([x])
+    assert (x.ladder, x.cut, x.least, dropped) == ((1,), True, None, [])
+    assert x.why.startswith("over the budget: with 1 devices ")
