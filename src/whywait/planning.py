@@ -23,7 +23,7 @@ from whywait.judge.plan import Floats, Row
 from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
 from whywait.physics.prices import Offer, offer_of
-from whywait.planning_facts import Measured, quality_of, quality_state
+from whywait.planning_facts import Measured, Tested, quality_of, quality_state
 from whywait.planning_loads import Want
 from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
@@ -123,7 +123,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     chosen = finalists(sized, tested_so)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
-    runs = _given(ask, search, money, model.name)
+    runs = _given(ask, search, money, (model.name, tested))
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -154,7 +154,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
 
 
 def _given(
-    ask: Ask, search: Search, money: plan_money.Basis, model: str
+    ask: Ask, search: Search, money: plan_money.Basis, of: tuple[str, Sequence[Tested]]
 ) -> list[tuple[list[Measured], dict[str, Any]]]:
     """Of every run that was given the candidates that it is, and its story."""
 
@@ -163,7 +163,8 @@ def _given(
         return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
 
     mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    return [planning_facts.measured(r, search.want, price, (*mean, model)) for r in ask.runs]
+    model, told = of[0], planning_facts.Told(of[1], ask.baseline)
+    return [planning_facts.measured(r, search.want, price, (*mean, model), told) for r in ask.runs]
 
 
 def _want(ask: Ask) -> Want:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,17 +18,24 @@ from whywait.analyze.energy_model import the_machine
 from whywait.analyze.goodput import goodput
 from whywait.convert.fit import describe
 from whywait.convert.traces import from_schedule
+from whywait.core.run import Run
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError, WhywaitError
 from whywait.judge.plan import Row, state_of
 from whywait.judge.plan_money import per_hour
 from whywait.load.recipe import mean_rate, open_schedule
 from whywait.physics.arch import Arch
+from whywait.physics.dtypes import known
+from whywait.physics.layout import Layout, Precision
+from whywait.physics.memory import weights_bytes
+from whywait.physics.models import Shape
 from whywait.physics.prices import Offer
+from whywait.planning_space import narrower
 from whywait.sim.catalog import model_named
 
 NEAR = 0.1  # a measured rate counts as a whole part of the one asked for if it is so near
 REPEAT = 0.03  # sd of the log of two measurements of one service
+NARROW = 0.9  # weights of so much of the published size or less are in narrower numbers
 LENGTHS = 0.25  # difference of mean lengths from which a run is of another load
 
 
@@ -129,11 +136,19 @@ class Measured:
     entry: dict[str, Any]
 
 
+class Told(NamedTuple):
+    """What the user tells beside the runs: comparisons of answers, and what runs do not tell (``--baseline``)."""
+
+    tested: Sequence[Tested] = ()
+    baseline: str = ""
+
+
 def measured(
-    directory: str, want: Any, price: Callable[[str | None], Offer | None], like: tuple[float, float, str]
-) -> tuple[list[Measured], dict[str, Any]]:
+    directory: str, want: Any, price: Callable[[str | None], Offer | None], like: tuple[float, float, str],
+    told: Told | None = None,
+) -> tuple[list[Measured], dict[str, Any]]:  # fmt: skip
     """Candidates of a saved run, one per load point whose rate is a whole part of the one asked for; and what the run
-    tells of where time goes. ``want`` is ``planning_search.Want``.
+    tells of where time goes. ``want`` is ``planning_search.Want``, ``like`` the mean lengths and the model of the plan.
 
     Raises:
         UsageError: there is no such run.
@@ -146,6 +161,10 @@ def measured(
     slo = dict(want.slo) or dict(run.manifest.slo)
     billed = bill(run, BillAsk(tuple([offer] if offer else ()), slo=slo))
     other, surely = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
+    told = told or Told()
+    narrow, unsure = numbers_of(run, like[2], told.baseline)
+    state, note = quality_state(narrow, told.tested)
+    numbers = (narrow, *(("undecided", unsure) if unsure and not narrow else (state, note)), unsure)
     out: list[Measured] = []
     unused: list[str] = []
     for p, b in zip(summary["points"], billed["points"], strict=True):
@@ -159,7 +178,7 @@ def measured(
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
                           f"{at:g}/s is no whole part of {want.rate:g}/s"))  # fmt: skip
             continue
-        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer)))
+        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer), numbers))
     story = {
         "other": other,
         "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
@@ -171,10 +190,12 @@ def measured(
 
 
 def _candidate(
-    run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any, Offer | None]
+    run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any, Offer | None],
+    numbers: tuple[tuple[str, ...], str, str, str],
 ) -> Measured:  # fmt: skip
     (p, b), (directory, machine, copies, rate) = of, at
     want, slo, like, offer = how
+    narrow, quality, note, unsure = numbers
     one = run.point(p["point"])
     good = goodput(one, slo)
     n = max(len(one.requests), 1)
@@ -206,20 +227,74 @@ def _candidate(
     made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
     other, _ = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
-    doubts = [*([other] if other else []), *_other_load(one, like[:2])]
+    doubts = [*([other] if other else []), *([unsure] if unsure else []), *_other_load(one, like[:2])]
     state = state_of(shares, want.share)
     if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
         state = "undecided"
-    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, "as published")
+    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, quality)
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
         )
     entry = {"kind": made, "basis": made, "calibrated_by": None,
-             "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
-             "doubts": doubts,
+             "narrow": list(narrow), "quality_note": note, "machine": machine, "devices": devices,
+             "replicas": copies, "run": directory, "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, entry)
+
+
+def numbers_of(run: Run, model: str, baseline: str = "") -> tuple[tuple[str, ...], str]:
+    """What of a run's service was stored narrower than ``model`` was published, techniques by name (``8-bit-weights``
+    where only the size of the weights tells); and what of its numbers is not known, in words.
+
+    A simulated run holds its precision. Else ``baseline`` (``bf16-weights,fp8-kv``) is believed; then weights by the
+    size of the files, unless the engine was launched to narrow them, and KV by the engine's word.
+    """
+    try:
+        arch = model_named(model)
+    except WhywaitError:
+        return (), f"how {model} was published is not known here, and so not whether its numbers are narrower"
+    engine = run.manifest.engine
+    made = (engine.get("deployment") or {}).get("precision")
+    if isinstance(made, Mapping):
+        types = {k: made[k] for k in ("weights", "kv", "compute", "experts") if made.get(k)}
+        return narrower(Precision(**types), arch), ""
+    given = {kind: name for p in baseline.split(",") for name, _, kind in (p.strip().rpartition("-"),)
+             if kind in ("weights", "kv") and known(name)}  # fmt: skip
+    out: list[str] = []
+    lacking = []
+    bits = _bits(Shape.from_dict(engine.get("model_shape")), arch)
+    if "weights" in given:
+        out += narrower(Precision(given["weights"]), arch)
+    elif bits:
+        out.append(f"{bits}-bit-weights")
+    elif bits is None or _launched_with(run, "--quantization", "-q"):
+        lacking.append("weights")
+    kv = given.get("kv") or str(engine.get("kv_dtype") or engine.get("cache_dtype") or "").lower()
+    kv = "bf16" if kv == "auto" else "fp8" if kv.startswith("fp8") else kv
+    if known(kv):
+        out += [n for n in narrower(Precision(kv=kv), arch) if n.endswith("-kv")]
+    else:
+        lacking.append("KV")
+    if not lacking:
+        return tuple(out), ""
+    said = ",".join(f"bf16-{k.lower()}" for k in lacking)
+    return tuple(out), f"it does not tell in which numbers its {' and '.join(lacking)} are (--baseline {said}, if so)"
+
+
+def _bits(shape: Shape | None, a: Arch) -> int | None:
+    """Bits of a weight about, where it takes less room than published; 0 where it does not, None where not known."""
+    if shape is None:
+        return None
+    own = weights_bytes(a, Precision(a.native, experts=a.native_experts or None), Layout())
+    published = own / (weights_bytes(a, Precision(), Layout()) / 2)
+    each = shape.bytes_per_param
+    return 0 if each > NARROW * published else min((8, 4, 2), key=lambda b: abs(math.log(b / 8 / each)))
+
+
+def _launched_with(run: Run, *flags: str) -> bool:
+    """Whether one of the flags stands in the command by which the run started its service."""
+    return any(w.partition("=")[0] in flags for part in run.manifest.command if " " in part for w in part.split())
 
 
 def _other_model(called: str, wanted: str) -> tuple[str, bool]:

@@ -14,7 +14,9 @@ from typing import Any
 
 from whywait import simulating
 from whywait.errors import UsageError
+from whywait.physics.arch import Arch
 from whywait.physics.dtypes import bytes_of
+from whywait.physics.layout import Precision
 from whywait.physics.tables import load
 from whywait.sim import techniques
 from whywait.sim.capacity import capacity, check_layout
@@ -238,7 +240,12 @@ def _count(value: object, where: str) -> int:
 def low_precision(d: Deployment) -> tuple[str, ...]:
     """What of ``d`` is stored narrower than the model was published: techniques by name, for which a test of the
     answers is asked."""
-    out, p, a = [], d.precision, d.model
+    return narrower(d.precision, d.model)
+
+
+def narrower(p: Precision, a: Arch) -> tuple[str, ...]:
+    """:func:`low_precision` of numbers in ``p`` of the model ``a``."""
+    out = []
     if bytes_of(p.weights) < 0.95 * bytes_of(a.native):
         out.append(f"{_plain(p.weights)}-weights")
     experts = p.experts or p.weights

@@ -1,0 +1,111 @@
+"""A run as a candidate of a plan: its numbers, its classes' SLO, its devices and its idle power are its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whywait import planning, planning_facts, simulating
+from whywait.core.run import Run
+from whywait.core.schedule import Workload
+from whywait.judge import plan_answers
+from whywait.load.recipe import Load
+from whywait.physics.prices import Offer
+from whywait.planning_facts import Told, numbers_of
+from whywait.planning_loads import Want
+from whywait.planning_space import Space
+from whywait.sim import techniques
+
+LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
+LLAMA = "meta-llama/Llama-3.1-8B"
+SLO = {"ttft_ms": 500.0, "tpot_ms": 20.0}
+LIKE = (100.0, 40.0, LLAMA)
+RENT = Offer("rent", "on demand", "EUR", "2026", "t", ("H100 SXM",), per_device_hour=2.0)
+
+
+def make(out: Path, apply: str = "", layout: str = "tp=1", load: dict[str, Any] = LOAD) -> str:
+    d = simulating.deployment_of("h100", "llama-3.1-8b", layout=layout)
+    d, w = techniques.apply(apply, d), Workload.from_dict(dict(load))
+    simulating.simulate(simulating.Plan(d, w, (Load("rate", 10, 300),), SLO, draws=1, jobs=1, out=str(out)))
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def narrow_run(tmp_path_factory) -> str:
+    return make(tmp_path_factory.mktemp("narrow") / "run", "fp8-weights,fp8-kv")
+
+
+@pytest.fixture(scope="module")
+def pair_run(tmp_path_factory) -> str:
+    """Of two devices."""
+    return make(tmp_path_factory.mktemp("pair") / "run", layout="tp=2")
+
+
+def as_measured(run_dir: str, out: Path, engine: dict[str, Any] | None = None, **more: Any) -> str:
+    """The same run as a measured one, which holds no deployment; ``engine``: what its manifest says else, None: not."""
+    run = Run.load(run_dir)
+    said = {k: v for k, v in run.manifest.engine.items() if k != "deployment"} | (engine or {})
+    said = {k: v for k, v in said.items() if v is not None}
+    manifest = dataclasses.replace(run.manifest, made_by="measured", engine=said, **more)
+    dataclasses.replace(run, manifest=manifest).save(out)
+    return str(out)
+
+
+def candidate(run_dir: str, told: Told | None = None, offer: Offer | None = RENT, **want: Any):
+    asked = dataclasses.replace(Want(Workload.from_dict(dict(LOAD)), 10.0, SLO, jobs=1, draws=400), **want)
+    (m,), _ = planning_facts.measured(run_dir, asked, lambda _: offer, LIKE, told)
+    return m
+
+
+def test_a_run_of_narrower_numbers_is_untested_and_never_first(narrow_run: str):
+    m = candidate(narrow_run)
+    assert m.entry["narrow"] == ["fp8-weights", "fp8-kv"]
+    assert m.row.quality == "untested"
+    assert not m.row.eligible
+    tested = planning_facts.Tested(("fp8-kv", "fp8-weights"), "DIR", "holds", "", "alike")
+    assert candidate(narrow_run, Told((tested,))).row.eligible, "tested together it may be first"
+
+
+def test_a_plan_does_not_rank_it_first(narrow_run: str):
+    space = Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",))
+    dear = dataclasses.replace(RENT, machines=("H100 SXM",))
+    ask = planning.Ask(space, Workload.from_dict(dict(LOAD)), 10.0, SLO, offers=(dear,), draws=2, jobs=1,
+                       runs=(narrow_run,), calibrate=False)  # fmt: skip
+    found = planning.plan(ask)
+    (mine,) = [r for r in found["rows"] if r.get("run")]
+    assert found["first"] != mine["name"]
+    assert "--quality fp8-weights+fp8-kv=DIR" in found["questions"][3]["command"]
+
+
+def test_a_measured_run_tells_its_numbers_by_its_files_and_its_engine(narrow_run: str, tmp_path: Path):
+    def said(at: str, engine: dict[str, Any], baseline: str = "", **more: Any) -> tuple[tuple[str, ...], str]:
+        return numbers_of(Run.load(as_measured(narrow_run, tmp_path / at, engine, **more)), LLAMA, baseline)
+
+    assert said("a", {}) == (("8-bit-weights", "fp8-kv"), "")
+    wide = {**Run.load(narrow_run).manifest.engine["model_shape"], "weight_bytes": 16.06e9}
+    assert said("b", {"model_shape": wide, "kv_dtype": "auto"}) == ((), "")
+    assert said("c", {"model_shape": wide, "kv_dtype": "fp8_e4m3"}) == (("fp8-kv",), "")
+    assert "weights and KV are" in said("d", {"model_shape": None, "kv_dtype": None})[1]
+    started = ["whywait", "run", "--launch", "vllm serve model --quantization fp8"]
+    assert "weights are" in said("e", {"model_shape": wide, "kv_dtype": "auto"}, command=started)[1]
+    nothing: dict[str, Any] = {"model_shape": None, "kv_dtype": None}
+    assert said("f", nothing, "machine=h100,bf16-weights,fp8-kv") == (("fp8-kv",), "")
+    assert said("g", nothing, "int8-weights,bf16-kv") == (("int8-weights",), "")
+
+
+def test_numbers_that_are_not_known_are_a_doubt(narrow_run: str, tmp_path: Path):
+    m = candidate(as_measured(narrow_run, tmp_path / "run", {"model_shape": None, "kv_dtype": None}))
+    assert any("--baseline bf16-weights,bf16-kv" in d for d in m.entry["doubts"])
+    assert not m.row.eligible
+    assert m.row.quality == "undecided", "it is not said to be as published"
+
+
+def test_the_fourth_question_names_what_tells_the_numbers():
+    row = {"quality": "undecided", "name": "measured: run", "narrow": [], "shape": "run", "quality_note": "not told"}
+    q = plan_answers._quality({"rows": [row], "untested": []})
+    assert q["state"] == "open"
+    assert "measured: run: not told" in q["evidence"]
+    assert "--baseline bf16-weights,bf16-kv" in q["command"]
