@@ -26,10 +26,11 @@ LIKE = (100.0, 40.0, LLAMA)
 RENT = Offer("rent", "on demand", "EUR", "2026", "t", ("H100 SXM",), per_device_hour=2.0)
 
 
-def make(out: Path, apply: str = "", layout: str = "tp=1", load: dict[str, Any] = LOAD) -> str:
+def make(out: Path, apply: str = "", layout: str = "tp=1", load: Any = None, slo: Any = None) -> str:
     d = simulating.deployment_of("h100", "llama-3.1-8b", layout=layout)
-    d, w = techniques.apply(apply, d), Workload.from_dict(dict(load))
-    simulating.simulate(simulating.Plan(d, w, (Load("rate", 10, 300),), SLO, draws=1, jobs=1, out=str(out)))
+    d, w = techniques.apply(apply, d), Workload.from_dict(dict(load or LOAD))
+    bounds = SLO if slo is None else slo
+    simulating.simulate(simulating.Plan(d, w, (Load("rate", 10, 300),), bounds, draws=1, jobs=1, out=str(out)))
     return str(out)
 
 
@@ -109,3 +110,45 @@ def test_the_fourth_question_names_what_tells_the_numbers():
     assert q["state"] == "open"
     assert "measured: run: not told" in q["evidence"]
     assert "--baseline bf16-weights,bf16-kv" in q["command"]
+
+
+@pytest.fixture(scope="module")
+def run_of_classes(tmp_path_factory) -> str:
+    """Of two classes, without any SLO of its own."""
+    two = [{"name": n, "prompt_tokens": 100, "output_tokens": 40} for n in ("chat", "doc")]
+    return make(tmp_path_factory.mktemp("classes") / "run", load={"classes": two}, slo={})
+
+
+def of_classes(**slo: dict[str, float]) -> Workload:
+    return Workload.from_dict(
+        {"classes": [{"name": n, "prompt_tokens": 100, "output_tokens": 40, "slo": s} for n, s in slo.items()]}
+    )
+
+
+def test_a_run_is_held_to_the_slo_of_the_plans_classes(run_of_classes: str):
+    def share(workload: Workload, slo: dict[str, float]) -> float:
+        return candidate(run_of_classes, workload=workload, slo=slo).row.figures["share"]
+
+    easy, hard = {"ttft_ms": 500.0}, {"ttft_ms": 0.001}
+    assert share(of_classes(chat=easy, doc=easy), {}) == 1.0
+    assert share(of_classes(chat=hard, doc=hard), {}) == 0.0
+    assert 0.2 < share(of_classes(chat=hard, doc=easy), {}) < 0.8
+    assert 0.2 < share(of_classes(chat=hard, doc={}), easy) < 0.8, "the others are held to --slo"
+    m = candidate(run_of_classes, workload=of_classes(chat=hard, doc=hard), slo={})
+    assert m.row.meets == "fails"
+    assert m.row.figures["latency"] > 100, "the worst of the limits counts, the classes' too"
+
+
+def test_a_run_of_classes_that_the_plan_has_no_slo_for_is_no_candidate(run_of_classes: str):
+    want = Want(of_classes(chat={"ttft_ms": 500.0}), 10.0, {}, jobs=1)
+    none, story = planning_facts.measured(run_of_classes, want, lambda _: RENT, LIKE)
+    assert not none
+    assert "doc" in story["unused"][0]
+    assert "--slo" in story["unused"][0]
+
+
+def test_the_runs_own_slo_says_nothing(narrow_run: str, tmp_path: Path):
+    """Neither its manifest's bounds nor its classes' replace those of the plan."""
+    own = {"classes": [{"name": c, "slo": {"ttft_ms": 0.001}} for c in ("default", "chat")]}
+    run = as_measured(narrow_run, tmp_path / "run", slo={"ttft_ms": 0.001}, workload=own)
+    assert candidate(run).row.figures["share"] == 1.0

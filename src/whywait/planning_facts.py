@@ -3,6 +3,7 @@ application layer."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ def measured(
     machine = the_machine(run)
     name = machine.name if machine else None
     offer = price(name)
-    slo = dict(want.slo) or dict(run.manifest.slo)
+    slo, foreign = dict(want.slo), _foreign_classes(run, want)
+    run = _held_to(run, want.workload)
     billed = bill(run, BillAsk(tuple([offer] if offer else ()), slo=slo))
     other, surely = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
     told = told or Told()
@@ -171,8 +173,8 @@ def measured(
         at = p["target"] if p["mode"] == "rate" else p["offered"].get("sent_per_s") if p["mode"] == "trace" else None
         copies = max(1, round(want.rate / at)) if at else 0
         where = f"{directory}, {p['mode']} {p['target'] if p['target'] is not None else ''}".strip()
-        if surely:
-            unused.append(f"{where}: {other}")
+        if surely or foreign:
+            unused.append(f"{where}: {other if surely else foreign}")
             continue
         if not at or abs(copies * at / want.rate - 1) > NEAR:
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
@@ -187,6 +189,22 @@ def measured(
                     "occupancy": p["occupancy"]} for p in summary["points"]],
     }  # fmt: skip
     return out, story
+
+
+def _held_to(run: Run, w: Workload) -> Run:
+    """The run with the plan's SLO for each class, whatever it was asked for itself."""
+    classes = [{"name": c.name, "slo": dict(c.slo)} for c in w.classes]
+    manifest = dataclasses.replace(run.manifest, workload={**run.manifest.workload, "classes": classes})
+    return dataclasses.replace(run, manifest=manifest)
+
+
+def _foreign_classes(run: Run, want: Any) -> str:
+    """What to say where there are requests that the plan has no SLO for: each class has its own, and theirs is none of
+    them."""
+    if want.slo:
+        return ""
+    others = sorted({str(c) for c in run.requests["class"]} - {c.name for c in want.workload.classes})
+    return f"its requests are of {', '.join(others)}, a class without an SLO in this plan (--slo)" if others else ""
 
 
 def _candidate(
@@ -209,7 +227,7 @@ def _candidate(
     hour = per_hour(offer, devices, watts, b["energy"]["idle"]["watts"])
     rated = share * rate * copies
     cost = None if hour is None or not rated else hour / (rated * 3600) * 1000
-    limit = [p[k]["p95"] / v for k, v in slo.items() if k in p and p[k]["p95"] is not None]
+    limit = [p[k]["p95"] / v for k, v in want.limits.items() if k in p and p[k]["p95"] is not None]
     latency = max(limit) if limit else None
     figures = {"cost": cost, "goodput": rated, "latency": latency, "energy": joules, "share": share, "hourly": hour,
                "ttft_ms_p95": p["ttft_ms"]["p95"], "tpot_ms_p95": p["tpot_ms"]["p95"], "power_w": watts}  # fmt: skip
