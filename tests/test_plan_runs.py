@@ -6,9 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from whywait import planning, planning_facts, simulating
+from whywait import deciding, planning, planning_facts, simulating
+from whywait.analyze.bill import Ask as BillAsk
+from whywait.analyze.bill import bill
 from whywait.core.run import Run
 from whywait.core.schedule import Workload
 from whywait.judge import plan_answers
@@ -152,3 +155,58 @@ def test_the_runs_own_slo_says_nothing(narrow_run: str, tmp_path: Path):
     own = {"classes": [{"name": c, "slo": {"ttft_ms": 0.001}} for c in ("default", "chat")]}
     run = as_measured(narrow_run, tmp_path / "run", slo={"ttft_ms": 0.001}, workload=own)
     assert candidate(run).row.figures["share"] == 1.0
+
+
+def test_a_run_that_does_not_tell_its_devices_has_no_cost(pair_run: str, tmp_path: Path):
+    """Two GPUs of which nobody says how many serve: neither one nor two may be taken for sure."""
+    untold = as_measured(pair_run, tmp_path / "run", {"devices": None})
+    m = candidate(untold, offer=RENT)
+    assert m.entry["devices"] is None
+    assert m.row.figures["cost"] is None
+    assert m.row.figures["hourly"] is None
+    assert any("--baseline tp=N" in d for d in m.entry["doubts"])
+    assert not m.row.eligible
+    given = candidate(untold, Told(baseline="engine=vllm,machine=h100,tp=2"))
+    assert given.row.figures["hourly"] == 4.0
+    assert not given.entry["doubts"]
+    assert given.row.eligible
+    assert candidate(as_measured(pair_run, tmp_path / "told")).row.figures["hourly"] == 4.0
+
+
+def test_devices_that_were_counted_by_their_load_are_a_doubt(pair_run: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("whywait.analyze.energy._busy_devices", lambda *_: 2)
+    m = candidate(as_measured(pair_run, tmp_path / "run", {"devices": None}))
+    assert m.row.figures["hourly"] == 4.0
+    assert m.row.meets == "undecided"
+    assert not m.row.eligible
+
+
+def test_power_of_a_run_is_paid_once_for_each_device(pair_run: str):
+    """Of two devices owned at half use: their power while in use, and as long their idle power."""
+    owned = Offer("o", "owned", "EUR", "2026", "t", ("H100 SXM",), capex=8766.0, years=1.0, power_price=0.2, pue=1.5,
+                  utilisation=0.5)  # fmt: skip
+    one, two = (candidate(pair_run, offer=owned, rate=r).row.figures for r in (10.0, 20.0))
+    (p,) = bill(Run.load(pair_run), BillAsk((owned,)))["points"]
+    idle = p["energy"]["idle"]["watts"]
+    assert idle > 0
+    assert one["hourly"] == pytest.approx(2 * 2.0 + (one["power_w"] + idle) / 1000 * 0.2 * 1.5)
+    assert two["hourly"] == pytest.approx(2 * one["hourly"]), "two copies of it cost twice as much"
+    assert two["power_w"] == pytest.approx(2 * one["power_w"])
+
+
+def test_draws_of_a_run_scatter_as_two_measurements_of_one_service_do(narrow_run: str):
+    m = candidate(narrow_run)
+    for key in ("tpot_ms_p95", "latency"):
+        assert np.log(m.row.draws[key] / m.row.figures[key]).std() == pytest.approx(0.03, rel=0.2)
+
+
+def test_a_plan_shows_a_run_without_a_count_of_devices(pair_run: str, tmp_path: Path, capsys):
+    untold = as_measured(pair_run, tmp_path / "run", {"devices": None})
+    made = planning.plan(planning.Ask(Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",)),
+                                      Workload.from_dict(dict(LOAD)), 10.0, SLO, offers=(RENT,), draws=2, jobs=1,
+                                      runs=(untold,), calibrate=False))  # fmt: skip
+    kept = deciding.Planned(made)
+    kept.keep(tmp_path / "plan")
+    kept.print(str(tmp_path / "plan"))
+    assert "it does not tell how many devices serve" in capsys.readouterr().out
+    assert "measured: run" in (tmp_path / "plan" / "plan.csv").read_text()

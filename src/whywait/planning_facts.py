@@ -3,6 +3,7 @@ application layer."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 from whywait import app, qualifying
 from whywait.analyze.bill import Ask as BillAsk
 from whywait.analyze.bill import bill
+from whywait.analyze.energy import told_devices
 from whywait.analyze.energy_model import the_machine
 from whywait.analyze.goodput import goodput
 from whywait.convert.fit import describe
@@ -33,6 +35,7 @@ from whywait.physics.models import Shape
 from whywait.physics.prices import Offer
 from whywait.planning_space import narrower
 from whywait.sim.catalog import model_named
+from whywait.twin.baseline import baseline_of
 
 NEAR = 0.1  # a measured rate counts as a whole part of the one asked for if it is so near
 REPEAT = 0.03  # sd of the log of two measurements of one service
@@ -144,6 +147,15 @@ class Told(NamedTuple):
     baseline: str = ""
 
 
+class _IsOf(NamedTuple):
+    """What a run's service is: narrower numbers and the state of their test, and what is not known of it."""
+
+    narrow: tuple[str, ...]
+    quality: str
+    note: str
+    doubts: list[str]
+
+
 def measured(
     directory: str, want: Any, price: Callable[[str | None], Offer | None], like: tuple[float, float, str],
     told: Told | None = None,
@@ -154,19 +166,21 @@ def measured(
     Raises:
         UsageError: there is no such run.
     """
-    result = app.show(directory)
+    told, result = told or Told(), app.show(directory)
     run, summary = result.run, result.summary
     machine = the_machine(run)
     name = machine.name if machine else None
     offer = price(name)
     slo, foreign = dict(want.slo), _foreign_classes(run, want)
     run = _held_to(run, want.workload)
-    billed = bill(run, BillAsk(tuple([offer] if offer else ()), slo=slo))
+    devices, counted = devices_of(run, told.baseline)
+    billed = bill(run, BillAsk(tuple([offer] if offer else ()), devices, slo=slo))
     other, surely = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
-    told = told or Told()
     narrow, unsure = numbers_of(run, like[2], told.baseline)
     state, note = quality_state(narrow, told.tested)
-    numbers = (narrow, *(("undecided", unsure) if unsure and not narrow else (state, note)), unsure)
+    if unsure and not narrow:
+        state, note = "undecided", unsure
+    is_of = _IsOf(narrow, state, note, [d for d in (other, unsure, counted) if d])
     out: list[Measured] = []
     unused: list[str] = []
     for p, b in zip(summary["points"], billed["points"], strict=True):
@@ -180,7 +194,7 @@ def measured(
             unused.append(f"{where}: " + ("a closed loop has no rate of its own" if not at else
                           f"{at:g}/s is no whole part of {want.rate:g}/s"))  # fmt: skip
             continue
-        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer), numbers))
+        out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer), is_of))
     story = {
         "other": other,
         "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
@@ -209,11 +223,10 @@ def _foreign_classes(run: Run, want: Any) -> str:
 
 def _candidate(
     run: Any, of: tuple[Any, Any], at: tuple[str, str | None, int, float], how: tuple[Any, Any, Any, Offer | None],
-    numbers: tuple[tuple[str, ...], str, str, str],
+    is_of: _IsOf,
 ) -> Measured:  # fmt: skip
     (p, b), (directory, machine, copies, rate) = of, at
     want, slo, like, offer = how
-    narrow, quality, note, unsure = numbers
     one = run.point(p["point"])
     good = goodput(one, slo)
     n = max(len(one.requests), 1)
@@ -221,10 +234,11 @@ def _candidate(
     rng = np.random.default_rng([want.seed, 17])
     noise = np.exp(rng.normal(0.0, REPEAT, want.draws))
     shares = np.clip(rng.beta(share * n + 0.5, (1 - share) * n + 0.5, want.draws), 0, 1)
-    devices = (b["energy"]["devices"] or len(run.manifest.machine.get("gpus") or ()) or 1) * copies
+    each, idle = b["energy"]["devices"], b["energy"]["idle"]["watts"]  # of one copy: how many serve, all their power
+    devices = None if each is None else each * copies
     joules, watts = b["energy"]["per_good_request"]["value"], b["energy"]["watts"]
     watts = None if watts is None else watts * copies
-    hour = per_hour(offer, devices, watts, b["energy"]["idle"]["watts"])
+    hour = None if devices is None else per_hour(offer, devices, watts, None if idle is None else idle / each)
     rated = share * rate * copies
     cost = None if hour is None or not rated else hour / (rated * 3600) * 1000
     limit = [p[k]["p95"] / v for k, v in want.limits.items() if k in p and p[k]["p95"] is not None]
@@ -244,21 +258,31 @@ def _candidate(
             draws[key] = value * each
     made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
-    other, _ = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
-    doubts = [*([other] if other else []), *([unsure] if unsure else []), *_other_load(one, like[:2])]
+    doubts = [*is_of.doubts, *_other_load(one, like[:2])]
     state = state_of(shares, want.share)
     if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
         state = "undecided"
-    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, quality)
+    row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, is_of.quality)
     if copies > 1:
         doubts.append(
             f"{copies} services of the one measured at {rate:g}/s, the load dealt out evenly: not measured together"
         )
     entry = {"kind": made, "basis": made, "calibrated_by": None,
-             "narrow": list(narrow), "quality_note": note, "machine": machine, "devices": devices,
+             "narrow": list(is_of.narrow), "quality_note": is_of.note, "machine": machine, "devices": devices,
              "replicas": copies, "run": directory, "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, entry)
+
+
+def devices_of(run: Run, baseline: str = "") -> tuple[int | None, str]:
+    """How many devices ``baseline`` says that a run's service has, where the run does not tell it (None: the run tells,
+    or nobody does); and what is not known of it, in words."""
+    if told_devices(run)[0] is not None:
+        return None, ""
+    if any(p.strip().partition("=")[0] in ("tp", "pp", "dp", "pd") for p in baseline.split(",")):
+        with contextlib.suppress(UsageError):
+            return baseline_of(run, baseline).deployment.devices, ""
+    return None, "it does not tell how many devices serve: those that were busy are counted, if any (--baseline tp=N)"
 
 
 def numbers_of(run: Run, model: str, baseline: str = "") -> tuple[tuple[str, ...], str]:
