@@ -72,6 +72,9 @@ def show(args: argparse.Namespace) -> int:
     """``whywait show`` of a plan's folder."""
     found = deciding.planned(args.run_dir)
     try:
+        first = found.found["first"]
+        if first is not None and first not in [r["name"] for r in found.found["rows"]]:
+            raise ValueError(f"its first, {first}, is none of its rows")
         if args.html:
             _write(found.html(), args.html)
         return _tell(args, found, args.run_dir)
