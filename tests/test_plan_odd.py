@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from whywait import deciding
+from whywait.analyze import window
 from whywait.cli import main
 from whywait.errors import UsageError
 from whywait.planning import Ask
@@ -119,3 +120,24 @@ def test_a_plan_whose_first_is_none_of_its_rows_is_not_shown(kept: Path, tmp_pat
     err = capsys.readouterr().err
     assert "is none of its rows" in err
     assert "plan --again" in err
+
+
+def test_a_load_of_a_request_in_days_is_planned_in_seconds(tmp_path: Path, monkeypatch):
+    """Pieces of a second over years are billions: those of the peak token rate are bounded."""
+    asked: list[int] = []
+    real = window.token_bins
+
+    def bins(run: Any, c: Any, w: Any, which: Any, n: int) -> Any:
+        asked.append(n)
+        assert n <= 1_000_000
+        return real(run, c, w, which, n)
+
+    monkeypatch.setattr(window, "token_bins", bins)
+    assert main([*ARGS, "--rate", "0.000001", "--out", str(tmp_path / "p")]) == 0
+    assert max(asked) == 1_000_000
+
+
+@pytest.mark.parametrize("rate", ["1e-9", "1e-300"])
+def test_a_load_that_takes_centuries_is_refused(tmp_path: Path, capsys, rate):
+    assert main([*ARGS, "--rate", rate, "--out", str(tmp_path / "p")]) == 2
+    assert "too few to be simulated" in capsys.readouterr().err
