@@ -210,3 +210,29 @@ def test_a_plan_shows_a_run_without_a_count_of_devices(pair_run: str, tmp_path: 
     kept.print(str(tmp_path / "plan"))
     assert "it does not tell how many devices serve" in capsys.readouterr().out
     assert "measured: run" in (tmp_path / "plan" / "plan.csv").read_text()
+
+
+@pytest.mark.parametrize(("rate", "copies"), [(10.5, 1), (9.2, 1), (19.0, 2), (11.5, 0), (15.0, 0), (4.0, 0)])
+def test_a_rate_is_a_whole_part_within_a_tenth(narrow_run: str, rate: float, copies: int):
+    want = Want(Workload.from_dict(dict(LOAD)), rate, SLO, jobs=1)
+    found, story = planning_facts.measured(narrow_run, want, lambda _: RENT, LIKE)
+    assert [m.entry["replicas"] for m in found] == ([copies] if copies else [])
+    assert bool(story["unused"]) is not bool(copies)
+
+
+@pytest.mark.parametrize(("lengths", "doubted"), [((115.0, 40.0), 0), ((100.0, 48.0), 0), ((130.0, 40.0), 1),
+                                                  ((100.0, 30.0), 1), ((60.0, 80.0), 2)])  # fmt: skip
+def test_lengths_off_by_a_quarter_are_another_load(narrow_run: str, lengths: tuple[float, float], doubted: int):
+    want = Want(Workload.from_dict(dict(LOAD)), 10.0, SLO, jobs=1)
+    (m,), _ = planning_facts.measured(narrow_run, want, lambda _: RENT, (*lengths, LLAMA))
+    assert sum("another load" in d for d in m.entry["doubts"]) == doubted
+    assert m.row.meets == ("undecided" if doubted else "holds")
+
+
+def test_the_share_of_a_run_scatters_as_its_requests_do(run_of_classes: str):
+    m = candidate(run_of_classes, workload=of_classes(chat={"ttft_ms": 0.001}, doc={"ttft_ms": 500.0}), slo={})
+    share = m.row.figures["share"]
+    assert m.row.draws["share"].std() == pytest.approx((share * (1 - share) / 300) ** 0.5, rel=0.2)
+    assert m.row.draws["share"].mean() == pytest.approx(share, abs=0.01)
+    assert m.row.draws["goodput"] == pytest.approx(m.row.draws["share"] * 10.0)
+    assert m.row.draws["cost"] * m.row.draws["goodput"] == pytest.approx(2.0 / 3600 * 1000)
