@@ -4,8 +4,9 @@ the five questions answered or left open. Part of the application layer."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +24,10 @@ from whywait.judge.plan import Floats, Row
 from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
 from whywait.physics.prices import Offer, offer_of
-from whywait.planning_facts import Measured, quality_of, quality_state
+from whywait.planning_facts import Measured, Tested, quality_of, quality_state
 from whywait.planning_loads import Want
 from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
-from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
+from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_from, space_of
 from whywait.planning_told import calibrated
 from whywait.sim import service
 from whywait.sim.draws import basis as drawn_from
@@ -34,6 +35,15 @@ from whywait.sim.jit import COMPILED
 from whywait.simulating import known_error
 from whywait.twin.told import Told
 
+#: What a value of a kept plan's inputs must be, by the annotation of its field.
+KINDS: Mapping[Any, Callable[[Any], bool]] = {
+    "float": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < math.inf,
+    "float | None": lambda v: v is None or KINDS["float"](v),
+    "int": lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
+    "bool": lambda v: isinstance(v, bool),
+    "str": lambda v: isinstance(v, str),
+    "str | None": lambda v: v is None or isinstance(v, str),
+}
 FIGURES = ("cost", "goodput", "latency", "energy", "share", "ttft_ms_p95", "tpot_ms_p95", "power_w")
 
 
@@ -75,14 +85,20 @@ class Ask:
             UsageError: it is not what a plan keeps.
         """
         try:
-            more = {k: v for k, v in raw.items() if k not in ("space", "workload", "offers", "runs", "quality")}
-            s = dict(raw["space"])
-            single = [(*x[:4], x[4]) for x in s.pop("single")]
-            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in s.items()}
+            more = {k: v for k, v in raw.items() if k not in ("space", "workload", "offers", "runs", "quality", "slo")}
+            for f in dataclasses.fields(cls):
+                if f.name in more and f.type in KINDS and not KINDS[f.type](more[f.name]):
+                    raise TypeError(f"{f.name}: {more[f.name]!r}")
             offers = tuple(offer_of(o) for o in raw["offers"])
             pairs = tuple((str(a), str(b)) for a, b in raw["quality"])
-            return cls(Space(single=tuple(single), **made), Workload.from_dict(dict(raw["workload"])), offers=offers,
-                       runs=tuple(raw["runs"]), quality=pairs, **more)  # fmt: skip
+            slo, runs = dict(raw["slo"]), tuple(raw["runs"])
+            if not (all(KINDS["float"](v) for v in slo.values()) and all(isinstance(r, str) for r in runs)):
+                raise TypeError(f"slo, runs: {raw['slo']!r}, {raw['runs']!r}")
+            made = cls(space_from(raw["space"]), Workload.from_dict(dict(raw["workload"])), offers=offers, slo=slo,
+                       runs=runs, quality=pairs, **more)  # fmt: skip
+            if not (made.rate > 0 and made.draws > 0 and 0 < made.share <= 1):
+                raise ValueError(f"rate {made.rate}, draws {made.draws} or share {made.share} can be none")
+            return made
         except (KeyError, TypeError, ValueError) as exc:
             what = f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
             raise UsageError(f"the inputs of that plan cannot be read: {what}", "a plan.json of whywait plan") from None
@@ -117,7 +133,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     sized, dropped, chosen = _screened(search, shapes, states)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
-    runs = _given(ask, search, money, model.name)
+    runs = _given(ask, search, money, (model.name, tested))
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -180,7 +196,7 @@ def _beyond(
 
 
 def _given(
-    ask: Ask, search: Search, money: plan_money.Basis, model: str
+    ask: Ask, search: Search, money: plan_money.Basis, of: tuple[str, Sequence[Tested]]
 ) -> list[tuple[list[Measured], dict[str, Any]]]:
     """Of every run that was given the candidates that it is, and its story."""
 
@@ -189,7 +205,8 @@ def _given(
         return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
 
     mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    return [planning_facts.measured(r, search.want, price, (*mean, model)) for r in ask.runs]
+    model, told = of[0], planning_facts.Told(of[1], ask.baseline)
+    return [planning_facts.measured(r, search.want, price, (*mean, model), told) for r in ask.runs]
 
 
 def _want(ask: Ask) -> Want:

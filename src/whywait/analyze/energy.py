@@ -236,8 +236,8 @@ def _busy_devices(run: Run, window: tuple[int, int]) -> int | None:
     """As many as were busy, where each says how busy it was; None where none was, or not all say."""
     meters = _chosen(run, window, None)[0]
     used = _busy(run, window)
-    if not meters or not all(m.name in used for m in meters):
-        return None
+    if not meters or any(m.gpu == ALL or m.name not in used for m in meters):
+        return None  # one meter of all devices does not tell how many were busy
     return sum(used[m.name] >= ELSEWHERE for m in meters) or None
 
 

@@ -47,8 +47,10 @@ class Row:
 
 def state_of(shares: Sequence[float] | Floats, asked: float) -> str:
     """``holds`` where ``SURE`` of the draws reach what is asked, ``fails`` where as many do not."""
-    reached = float((np.asarray(shares, dtype=float) >= asked).mean()) if len(shares) else 0.5
-    return "holds" if reached >= SURE else "fails" if reached <= 1 - SURE else "undecided"
+    reached = np.asarray(shares, dtype=float) >= asked
+    if not len(reached):
+        return "undecided"
+    return "holds" if reached.mean() >= SURE else "fails" if (~reached).mean() >= SURE else "undecided"
 
 
 def better(a: Row, b: Row, key: str = "cost") -> float | None:

@@ -225,11 +225,13 @@ def _quality(p: Plan) -> dict[str, Any]:
     kinds = {state: list(dict.fromkeys(r["shape"] for r in narrow if r["quality"] == state)) for state in by}
     evidence = [f"{state}: {', '.join(k[:4])}" + (f" and {len(k) - 4} more kinds" if len(k) > 4 else "")
                 for state, k in kinds.items()]  # fmt: skip
-    evidence += list(dict.fromkeys(f"{'+'.join(r['narrow'])}: {r['quality_note']}" for r in narrow))
+    evidence += list(dict.fromkeys(f"{'+'.join(r['narrow']) or r['name']}: {r['quality_note']}" for r in narrow))
     open_ = by.get("untested", []) + by.get("undecided", [])
     first = next((r for r in narrow if r["name"] in (p["untested"] or open_)), None)
     what = "+".join(first["narrow"]) if first else ""
     command = f"whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {what}=DIR" if open_ else ""
+    if first is not None and not what:  # a run that does not tell its numbers
+        command = "whywait plan … --baseline bf16-weights,bf16-kv (the numbers that the service really had)"
     answer = "Every candidate of narrower numbers was tested." if not open_ else (
         f"{len(open_)} candidates of narrower numbers are not tested; none of them is ranked first."
         + (f" {if_tested(p)}." if p["untested"] else ""))  # fmt: skip

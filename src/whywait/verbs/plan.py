@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from whywait import deciding, planning, planning_space
+from whywait.core.recorder import refuse_used
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.load.recipe import mean_rate
 from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
@@ -24,28 +28,66 @@ from whywait.verbs.signals import sigterm_as_ctrl_c
 def plan(args: argparse.Namespace) -> int:
     ask = _again(args) if args.again else _ask(args)
     directory = new_directory(args.out)
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
-    try:
-        with sigterm_as_ctrl_c():
-            found = deciding.plan(ask, _progress())
-    except KeyboardInterrupt:
-        stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
-        raise
-    found.keep(directory)
+    with _folder(directory):
+        try:
+            with sigterm_as_ctrl_c():
+                found = deciding.plan(ask, _progress())
+        except KeyboardInterrupt:
+            stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
+            raise
+        found.keep(directory)
     return _tell(args, found, str(directory))
+
+
+@contextmanager
+def _folder(directory: Path) -> Iterator[None]:
+    """The folder is made before the work, which may be minutes; it goes again where nothing came to be kept.
+
+    Raises:
+        UsageError: it holds something, is a file, or cannot be written to.
+    """
+    refuse_used(directory)
+    made = [p for p in (directory, *directory.parents) if not p.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as exc:
+        _unmade(made)
+        raise UsageError(f"cannot write to {directory}: {exc.strerror}", "give another folder by --out") from None
+    try:
+        yield
+    except BaseException:
+        _unmade(made)
+        raise
+
+
+def _unmade(made: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # not empty, or never made
+        for p in made:
+            p.rmdir()
 
 
 def show(args: argparse.Namespace) -> int:
     """``whywait show`` of a plan's folder."""
     found = deciding.planned(args.run_dir)
     try:
+        first = found.found["first"]
+        if first is not None and first not in [r["name"] for r in found.found["rows"]]:
+            raise ValueError(f"its first, {first}, is none of its rows")
         if args.html:
-            Path(args.html).write_text(found.html(), encoding="utf-8")
+            _write(found.html(), args.html)
         return _tell(args, found, args.run_dir)
     except (KeyError, TypeError, ValueError) as exc:
         raise UsageError(f"{args.run_dir}: the plan is not whole, or of another version ({exc!r})",
                          f"whywait plan --again {args.run_dir}") from None  # fmt: skip
+
+
+def _write(page: str, path: str) -> None:
+    try:
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}", "give another file by --html") from None
 
 
 def _tell(args: argparse.Namespace, plan: deciding.Planned, directory: str) -> int:
