@@ -27,11 +27,12 @@ from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
 from whywait.twin.asked import Asked, drawn, longer
-from whywait.twin.baseline import Baseline, Fact, as_rows
+from whywait.twin.baseline import Baseline, as_rows
 from whywait.twin.fitting import begin, fit
 from whywait.twin.limits import possible
 from whywait.twin.model import Twin, measured_figures
 from whywait.twin.price import hourly, priced, prices
+from whywait.twin.spread import Fact
 from whywait.twin.told import carried
 from whywait.twin.waits import Promise, Waiting, promises, waiting
 

@@ -16,7 +16,7 @@ def said(story: Mapping[str, Any]) -> str:
     """One run's part in a plan, in a sentence."""
     own, other = story["own"], story["other_machine"]
     if story["state"] == REFUSED:
-        return f"{story['run']} calibrates nothing, the prior is kept: {story['why']}"
+        return f"{story['run']} calibrates nothing, the prior is kept: {story['why']}{_taken(story)}"
     if story["state"] != USED:
         return f"{story['run']} calibrates nothing: {story['why']}"
     whom = ", ".join(own) + ("; less surely " if own else "less surely, from another machine: ") * bool(other)
@@ -27,7 +27,16 @@ def said(story: Mapping[str, Any]) -> str:
     if story["covered"] is not None:
         n, most = story["outside"], story["figures"]
         out += f", {most - n} of {most} figures inside their 80 % intervals"
-    return out + ("; a simulated run: that check is circular" if story["circular"] else "")
+    return out + ("; a simulated run: that check is circular" if story["circular"] else "") + _taken(story)
+
+
+def _taken(story: Mapping[str, Any]) -> str:
+    """Which service the run is taken to have been of, and whether its devices are an assumption."""
+    if not story.get("deployment"):
+        return ""
+    out = f"; taken to be of {story['deployment']}"
+    return out + "".join(f" (devices assumed: {f['why']})" for f in story["baseline"]
+                         if f["what"] == "devices" and f["how"] == "assumed")  # fmt: skip
 
 
 def foot(p: Mapping[str, Any]) -> list[str]:
