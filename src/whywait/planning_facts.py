@@ -162,7 +162,7 @@ def measured(
         out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer)))
     story = {
         "other": other,
-        "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
+        "run": directory, "made_by": run.manifest.origin, "headline": result.headline, "described": summary["described"],
         "verdicts": [v.as_dict() for v in result.verdicts[:3]], "unused": unused,
         "points": [{"mode": p["mode"], "target": p["target"], "label": p["label"], "phases": p["phases"],
                     "occupancy": p["occupancy"]} for p in summary["points"]],
@@ -203,7 +203,7 @@ def _candidate(
     ):
         if (value := figures[key]) is not None:
             draws[key] = value * each
-    made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
+    made = run.manifest.origin
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
     other, _ = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
     doubts = [*([other] if other else []), *_other_load(one, like[:2])]

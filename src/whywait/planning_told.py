@@ -63,7 +63,7 @@ def _one(name: str, shapes: Sequence[Shape], baseline: str) -> Calibrated | dict
     plain: dict[str, Any] = {"run": name, "state": CANNOT, "why": "", "made_by": None, "circular": False,
                              "own": [], "other_machine": []}  # fmt: skip
     run = Run.load(name)
-    plain |= {"made_by": run.manifest.made_by, "circular": run.manifest.made_by == "simulated"}
+    plain |= {"made_by": run.manifest.origin, "circular": run.manifest.origin == "simulated"}
     try:
         begun = begin(run, name, baseline)
     except UsageError as exc:

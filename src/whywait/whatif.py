@@ -176,7 +176,7 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         helps(found, checked) if spoilt else "", fitted.facts,
         describe(twin.deployment), describe(after), found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
-        run.manifest.made_by,
+        run.manifest.origin,
     )  # fmt: skip
 
 
