@@ -14,7 +14,6 @@ import pytest
 
 from whywait import deciding, planning, planning_facts, planning_search, simulating
 from whywait.cli import main
-from whywait.core.run import SIMULATED_SERVICE, Run
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
 from whywait.load.recipe import Load, schedule_of
@@ -22,7 +21,6 @@ from whywait.physics.prices import shipped
 from whywait.planning_loads import Want, scaled_output, scaled_reuse
 from whywait.planning_search import Search, Sized, finalists, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
-from whywait.planning_told import calibrated
 from whywait.report import plan_html
 from whywait.report.plan import shown
 from whywait.sim.bound import Bound, bound
@@ -282,33 +280,6 @@ def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
     (other,), _ = planning_facts.measured(str(run_dir), want, offers, (1000.0, 40.0, LLAMA))
     assert any("another load" in d for d in other.entry["doubts"])
     assert not other.row.eligible, "of another load it shows nothing for sure"
-
-
-def of_a_run(directory: Path, saved: Run) -> tuple[planning_facts.Measured, dict]:
-    """``saved`` as a candidate of a plan of its very load."""
-    saved.save(directory)
-    want = Want(Workload.from_dict(dict(LOAD)), 10.0, SLO, jobs=1)
-    the_offer = next(o for o in shipped() if "H100 SXM" in o.machines)
-    (m,), story = planning_facts.measured(str(directory), want, lambda _: the_offer, (100.0, 40.0, LLAMA))
-    return m, story
-
-
-def as_measured(run: Run, **more: object) -> Run:
-    return dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, made_by="measured", **more))
-
-
-def test_a_measurement_of_a_simulated_service_is_not_called_measured(run_dir: Path, tmp_path: Path):
-    real = as_measured(Run.load(run_dir), doubts=[])
-    m, story = of_a_run(tmp_path / "real", real)
-    assert (m.entry["kind"], m.entry["basis"], story["made_by"]) == ("measured", "measured", "measured")
-    m, story = of_a_run(
-        tmp_path / "sim", as_measured(real, doubts=[{"what": SIMULATED_SERVICE, "why": "", "next": ""}])
-    )
-    assert (m.entry["kind"], m.entry["basis"], story["made_by"]) == ("simulated", "simulated", "simulated")
-    assert m.row.name == "simulated: sim"
-    shapes, _ = shapes_of(Space("llama-3.1-8b", ("h100",), layouts=("tp=1",), apply=("",)))
-    (told,) = calibrated([str(tmp_path / "sim")], shapes)[1]
-    assert (told["made_by"], told["circular"]) == ("simulated", True)
 
 
 @pytest.mark.parametrize(("claims", "model", "same", "state"), [

@@ -26,6 +26,7 @@ from whywait.load.recipe import mean_rate, open_schedule
 from whywait.physics.arch import Arch
 from whywait.physics.prices import Offer
 from whywait.sim.catalog import model_named
+from whywait.units import number
 
 NEAR = 0.1  # a measured rate counts as a whole part of the one asked for if it is so near
 REPEAT = 0.03  # sd of the log of two measurements of one service
@@ -161,8 +162,8 @@ def measured(
             continue
         out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer)))
     story = {
-        "other": other,
-        "run": directory, "made_by": run.manifest.origin, "headline": result.headline, "described": summary["described"],
+        "other": other, "doubts": _cut(run), "run": directory, "made_by": run.manifest.origin,
+        "headline": result.headline, "described": summary["described"],
         "verdicts": [v.as_dict() for v in result.verdicts[:3]], "unused": unused,
         "points": [{"mode": p["mode"], "target": p["target"], "label": p["label"], "phases": p["phases"],
                     "occupancy": p["occupancy"]} for p in summary["points"]],
@@ -206,9 +207,9 @@ def _candidate(
     made = run.manifest.origin
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
     other, _ = _other_model(str(run.manifest.engine.get("model") or ""), like[2])
-    doubts = [*([other] if other else []), *_other_load(one, like[:2])]
+    doubts = [*([other] if other else []), *_other_load(one, like[:2]), *_cut(run), *_late(p)]
     state = state_of(shares, want.share)
-    if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
+    if doubts and state == "holds":  # of another load or not a whole one, or perhaps another model: not for sure
         state = "undecided"
     row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, "as published")
     if copies > 1:
@@ -233,6 +234,21 @@ def _other_model(called: str, wanted: str) -> tuple[str, bool]:
     if found:
         return f"it is of {found}, not of {wanted}", True
     return f"it is of a model called {called!r}, not surely {wanted}", False
+
+
+def _cut(run: Any) -> list[str]:
+    m = run.manifest
+    return [f"PARTIAL: the run was cut short ({m.partial_reason or 'no reason is kept'})"] if m.partial else []
+
+
+def _late(p: Any) -> list[str]:
+    """That a load point was not the load that was asked for."""
+    o = p["offered"]
+    if o["valid"] is not False:
+        return []
+    asked, sent = o["asked_per_s"], o["sent_per_s"]
+    both = "" if asked is None or sent is None else f": {number(sent)} of {number(asked)} requests/s were sent"
+    return [f"INVALID: the client was late{both}"]
 
 
 def _other_load(one: Any, lengths: tuple[float, float]) -> list[str]:
