@@ -11,7 +11,7 @@ import pytest
 from whywait import planning_facts, simulating
 from whywait.core.run import SIMULATED_SERVICE, Run
 from whywait.core.schedule import Workload
-from whywait.judge import plan_answers
+from whywait.judge import plan_answers, plan_told
 from whywait.load.recipe import Load
 from whywait.physics.prices import shipped
 from whywait.planning_loads import Want
@@ -103,3 +103,22 @@ def test_why_the_second_question_is_answered_in_part_only_is_said() -> None:
     assert "no verdict on R holds" in undecided["answer"]
     assert undecided["command"].startswith("whywait sweep URL --rate 2"), "the step of the verdict, not a new diagnosis"
     assert second([story(verdicts=[open_]), story()])["state"] == "answered", "one that tells is enough"
+
+
+def row(name: str, kind: str = "simulated", by: str | None = None) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "calibrated_by": by}
+
+
+def test_modelled_is_said_while_any_that_decides_is_modelled() -> None:
+    used = [{"run": "R", "state": "used", "made_by": "measured"}]
+    rows = [row("A", by="R"), row("B"), row("C", "measured")]
+    plain: dict[str, Any] = {"rows": rows, "first": "A", "ties": ["B"], "calibrations": []}
+    said = plan_told.made(plain)
+    assert said.startswith("MODELLED")
+    assert "neither the first nor a tie" in said
+    assert "calibrated on R" in plan_told.made({**plain, "calibrations": used})
+    assert "calibrated" not in plan_told.made({**plain, "first": "B", "ties": [], "calibrations": used})
+    assert "measured: C" in plan_told.made({**plain, "ties": ["C"]})
+    assert plan_told.made({**plain, "first": "C", "ties": []}) == ""
+    assert plan_told.made({**plain, "first": None, "ties": []}).startswith("MODELLED")
+    assert plan_told.made({**plain, "rows": [row("A")], "ties": []}).endswith("nothing was measured for it")

@@ -48,10 +48,22 @@ def foot(p: Mapping[str, Any]) -> list[str]:
 
 
 def made(p: Mapping[str, Any]) -> str:
-    """How the figures were made, in a sentence; empty where a candidate was measured."""
-    if any(r["kind"] == MEASURED for r in p["rows"]):
+    """How the figures of those that decide (the first and its ties; without a first all) were made, in a sentence;
+    empty where they were all measured."""
+    deciding = [r for r in p["rows"] if r["name"] == p["first"] or r["name"] in p["ties"]] or p["rows"]
+    model = [r for r in deciding if r["kind"] == "simulated"]
+    if deciding and not model:
         return ""
+    which = ""
+    if len(model) < len(deciding):
+        which = (
+            f"; measured: {', '.join(r['name'] for r in deciding if r not in model)}, none of the others that decide"
+        )
+    elif any(r["kind"] != "simulated" for r in p["rows"]):
+        which = "; what was measured is neither the first nor a tie"
     on = [c["run"] for c in p["calibrations"] if c["state"] == USED and c["made_by"] == MEASURED]
-    if on:
-        return f"MODELLED: made by a simulator that was calibrated on {', '.join(on)}; no candidate was measured"
-    return "MODELLED: made by a simulator; nothing was measured for it"
+    used = [run for run in on if any(r["calibrated_by"] == run for r in model)]
+    if used:
+        by = f"a simulator that was calibrated on {', '.join(used)}"
+        return f"MODELLED: made by {by}{which or '; no candidate was measured'}"
+    return f"MODELLED: made by a simulator; {which.removeprefix('; ') or 'nothing was measured for it'}"
