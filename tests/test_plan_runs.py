@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from whywait import planning_facts, simulating
+from whywait import planning, planning_facts, planning_trial, simulating
+from whywait.cli import parser
 from whywait.core.run import SIMULATED_SERVICE, Run
 from whywait.core.schedule import Workload
 from whywait.judge import plan_answers, plan_told
@@ -17,6 +18,7 @@ from whywait.physics.prices import shipped
 from whywait.planning_loads import Want
 from whywait.planning_space import Space, shapes_of
 from whywait.planning_told import calibrated
+from whywait.twin.baseline import baseline_of
 
 LOAD = {"prompt_tokens": "uniform(50,150)", "output_tokens": "uniform(20,60)"}
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -122,3 +124,31 @@ def test_modelled_is_said_while_any_that_decides_is_modelled() -> None:
     assert plan_told.made({**plain, "first": "C", "ties": []}) == ""
     assert plan_told.made({**plain, "first": None, "ties": []}).startswith("MODELLED")
     assert plan_told.made({**plain, "rows": [row("A")], "ties": []}).endswith("nothing was measured for it")
+
+
+@pytest.mark.parametrize(("machine", "engine", "layout", "techniques", "words"), [
+    ("h100", "vllm", "tp=2", "fp8-kv", ("vllm", "2 devices of H100 SXM (--tensor-parallel-size 2), fp8-kv")),
+    ("h200", "sglang", "tp=1", "", ("sglang", "1 device of H200 SXM")),
+    ("h100", "vllm", "tp=1,pd=1:1", "", ("vllm", "2 devices of H100 SXM, tp=1,pd=1:1")),
+])  # fmt: skip
+def test_what_to_serve_and_what_the_plan_wants_afterwards(
+    machine: str, engine: str, layout: str, techniques: str, words: tuple[str, str]
+) -> None:
+    space = Space("llama-3.1-8b", (machine,), (engine,), layouts=(layout,), apply=(techniques,))
+    (shape,), _ = shapes_of(space)
+    ask = planning.Ask(space, Workload.from_dict(dict(LOAD)), 10.0, SLO)
+    assert planning_trial.serving(shape) == f"serve {LLAMA} by {words[0]} on {words[1]}"
+    told = ",".join(filter(None, (f"machine={machine},engine={engine}", layout, techniques)))
+    assert planning_trial.afterwards(shape, ask) == f"whywait plan … --run RUN --baseline '{told}'"
+    assert planning_trial.sweep(2.0, ask).endswith("--slo ttft=500ms,tpot=20ms --out RUN")
+    args = parser().parse_args(planning_trial.sweep(2.0, ask).replace("'", "").split()[1:])
+    assert (args.rate, args.duration) == ([1.4, 2.0, 2.6], "5m")
+
+
+def test_the_baseline_that_is_printed_can_be_given(saved: Run) -> None:
+    space = Space("llama-3.1-8b", ("h200",), layouts=("tp=2",), apply=("fp8-weights,fp8-kv",))
+    (shape,), _ = shapes_of(space)
+    ask = planning.Ask(space, Workload.from_dict(dict(LOAD)), 10.0, SLO)
+    text = planning_trial.afterwards(shape, ask).split("'")[1]
+    d = baseline_of(saved, text).deployment
+    assert (d.machine.name, d.layout.tp, d.precision.weights, d.precision.kv) == ("H200 SXM", 2, "fp8", "fp8")

@@ -216,7 +216,10 @@ def _goodput(p: Plan) -> dict[str, Any]:
     answer = kept + by_run + ("." if measured else "; none of them was measured under this load.")
     told = [e for e in p["experiments"] if e["command"]]
     own = next((e for e in told if any(r["name"] == p["first"] and r["group"] == e["of"] for r in rows)), None)
-    command = (own or (told[0] if told else {"command": ""}))["command"]
+    trial = own or (told[0] if told else None)
+    if trial:
+        answer += f" To measure it, {trial['serve']} (one replica of {trial['replicas']}), and afterwards {trial['then']}"
+    command = trial["command"] if trial else ""
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
 

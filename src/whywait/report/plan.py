@@ -227,7 +227,8 @@ def experiment(p: Plan) -> list[str]:
         what = f"measure one replica of {e['shape']} ({_devices(e['devices'])} for {e['hours']:g} h{price})"
         out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
                    f"{number(e['saves'])} {money} an hour in the mean")  # fmt: skip
-        out.append(f"→ {e['command']}")
+        out.append(f"{e['serve']} (one replica of {e['replicas']}), then")
+        out += [f"→ {e['command']}", f"→ {e['then']}"]
     if p["untested"]:
         narrow = next("+".join(r["narrow"]) for r in p["rows"] if r["name"] == p["untested"][0])
         out.append(f"compare the answers (one engine of each kind): {p['untested'][0]} would cost less than the first")
