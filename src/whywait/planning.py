@@ -141,6 +141,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         "workload": planning_facts.workload_facts(ask.workload, ask.rate, ask.workload_file),
     }  # fmt: skip
     _judge(found, rows, entries)
+    found["by_prior"] = _by_prior([x.shape for x in chosen if tested_so(x.shape)], states, money, (want, progress))
     order = {r.name: i for i, r in enumerate(judged.ranked(rows))}
     best = sorted((d for d in drawn if _name(d) in order), key=lambda d: order[_name(d)])
     found |= planning_more.more(search, best, rows, (ask, money, states))
@@ -216,6 +217,25 @@ def _rows(
             **_basis(d.shape.told),
         }  # fmt: skip
     return rows, entries
+
+
+def _by_prior(
+    shapes: Sequence[Shape], states: Mapping[str, tuple[str, str]], money: plan_money.Basis,
+    how: tuple[Want, Progress | None],
+) -> dict[str, Any] | None:  # fmt: skip
+    """What would be first without the runs, of the kinds that were looked at closely and may be first: sized and drawn
+    anew, by the prior alone. None where no run speaks of any of them."""
+    if not any(s.told for s in shapes):
+        return None
+    plain = [s if s.told is None else dataclasses.replace(s, deployment=s.told.plain, told=None) for s in shapes]
+    search = Search(how[0], money.offers, how[1])
+    sized, _ = search.screen(plain)
+    search.least(sized)
+    rows, _ = _rows(search.draw([x for x in sized if x.least is not None]), states, money, search)
+    order = [r for r in judged.ranked(rows) if r.eligible]
+    if not order:
+        return {"first": None, "shape": None, "cost": None, "kinds": len(shapes)}
+    return {"first": order[0].name, "shape": order[0].shape, "cost": order[0].figures["cost"], "kinds": len(shapes)}
 
 
 def _basis(told: Told | None) -> dict[str, Any]:

@@ -218,7 +218,8 @@ def _goodput(p: Plan) -> dict[str, Any]:
     own = next((e for e in told if any(r["name"] == p["first"] and r["group"] == e["of"] for r in rows)), None)
     trial = own or (told[0] if told else None)
     if trial:
-        answer += f" To measure it, {trial['serve']} (one replica of {trial['replicas']}), and afterwards {trial['then']}"
+        one = f"one replica of {trial['replicas']}"
+        answer += f" To measure it, {trial['serve']} ({one}), and afterwards {trial['then']}"
     command = trial["command"] if trial else ""
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from whywait.units import number
+
 USED, REFUSED, ELSEWHERE, CANNOT = "used", "refused", "of nothing here", "not possible"
 MEASURED, CALIBRATED, OTHER, PRIOR = "measured", "calibrated", "calibrated elsewhere", "prior"
 _NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "output_tokens_per_s": "tokens/s"}
@@ -67,3 +69,24 @@ def made(p: Mapping[str, Any]) -> str:
         by = f"a simulator that was calibrated on {', '.join(used)}"
         return f"MODELLED: made by {by}{which or '; no candidate was measured'}"
     return f"MODELLED: made by a simulator; {which.removeprefix('; ') or 'nothing was measured for it'}"
+
+
+def changed(p: Mapping[str, Any]) -> str:
+    """What the runs changed, against the prior alone, in a sentence; empty where none calibrates what may be first."""
+    prior, money = p.get("by_prior"), p["basis"]["currency"]
+    if not prior:
+        return ""
+    n = prior["kinds"]
+    whose = f"by the prior alone, of the {n} kind{'s' if n > 1 else ''} looked at closely that may be first,"
+    if prior["first"] is None:
+        return f"{whose} none would surely keep the SLO" if p["first"] else ""
+    was = f"{prior['first']} ({number(prior['cost'])} {money} per 1,000 good requests)"
+    if prior["first"] == p["first"]:
+        return f"{whose} the same would be first: {was}"
+    now = next((r for r in p["rows"] if r["shape"] == prior["shape"] and r["eligible"]), None)
+    if now is None:
+        then = "no size of that kind surely keeps the SLO"
+    else:
+        cost = f"{number(now['figures']['cost']['value'])} {money}"
+        then = f"it costs {cost}" if now["name"] == prior["first"] else f"that kind is {now['name']} ({cost})"
+    return f"{whose} {was} would be first; by the run {then}"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whywait.judge.plan_answers import limits
-from whywait.judge.plan_told import SHORT, foot, made
+from whywait.judge.plan_told import SHORT, changed, foot, made
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -44,7 +44,7 @@ def csv_rows(p: Plan) -> Iterator[list[Any]]:
 def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
     out = out or console()
     out.print(Text(f"\n{p['headline']}", style="bold"))
-    for line in filter(None, (asked(p), money(p), made(p))):
+    for line in filter(None, (asked(p), money(p), made(p), changed(p))):
         out.print(Text(line, style="dim"))
     out.print()
     out.print(_table(p))
