@@ -51,7 +51,17 @@ MAY: dict[str, set[str]] = {
     "planning_space": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "simulating", "twin"},
     "planning_told": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "twin", "planning_space"},
     "planning_search": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "planning_loads", "planning_space"},
-    "planning_more": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "planning_loads", "planning_search", "planning_space"},
+    "planning_trial": {*FLOOR, *PRODUCERS, "planning_space"},
+    "planning_more": {
+        *FLOOR,
+        *PRODUCERS,
+        *ANALYSIS,
+        "judge",
+        "planning_loads",
+        "planning_search",
+        "planning_space",
+        "planning_trial",
+    },
     "planning_facts": {*FLOOR, *PRODUCERS, *ANALYSIS, "judge", "app", "qualifying"},
     "planning": {
         *FLOOR,
