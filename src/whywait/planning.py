@@ -4,10 +4,8 @@ the five questions answered or left open. Part of the application layer."""
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import numpy as np
 from whywait import __version__, planning_facts, planning_more
 from whywait.analyze.bill import Ask as BillAsk
 from whywait.analyze.bill import bill
-from whywait.core.schedule import Workload
 from whywait.core.workload import SLO_KEYS
 from whywait.errors import UsageError
 from whywait.judge import plan as judged
@@ -23,11 +20,12 @@ from whywait.judge import plan_answers, plan_money, plan_sense
 from whywait.judge.plan import Floats, Row
 from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
-from whywait.physics.prices import Offer, offer_of
+from whywait.physics.prices import Offer
+from whywait.planning_ask import Ask
 from whywait.planning_facts import Measured, Tested, quality_of, quality_state
 from whywait.planning_loads import Want
 from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
-from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_from, space_of
+from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.planning_told import calibrated
 from whywait.sim import service
 from whywait.sim.draws import basis as drawn_from
@@ -35,78 +33,7 @@ from whywait.sim.jit import COMPILED
 from whywait.simulating import known_error
 from whywait.twin.told import Told
 
-#: What a value of a kept plan's inputs must be, by the annotation of its field.
-KINDS: Mapping[Any, Callable[[Any], bool]] = {
-    "float": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v < math.inf,
-    "float | None": lambda v: v is None or KINDS["float"](v),
-    "int": lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0,
-    "bool": lambda v: isinstance(v, bool),
-    "str": lambda v: isinstance(v, str),
-    "str | None": lambda v: v is None or isinstance(v, str),
-}
 FIGURES = ("cost", "goodput", "latency", "energy", "share", "ttft_ms_p95", "tpot_ms_p95", "power_w")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Everything a plan is made from; ``plan.json`` keeps it and :meth:`from_dict` reads it back."""
-
-    space: Space
-    workload: Workload
-    rate: float
-    slo: Mapping[str, float] = field(default_factory=dict)
-    share: float = 0.95
-    growth: float = 0.0
-    offers: tuple[Offer, ...] = ()
-    terms: str | None = None
-    currency: str | None = None
-    budget: float | None = None
-    runs: tuple[str, ...] = ()
-    quality: tuple[tuple[str, str], ...] = ()
-    own_prices: bool = False
-    workload_file: str | None = None
-    catalog: str | None = None
-    seed: int = 1
-    draws: int = 12
-    jobs: int = 0
-    calibrate: bool = True
-    baseline: str = ""  # what the runs do not tell of their service, as of ``whywait what-if --baseline``
-
-    def as_dict(self) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("space", "workload")}
-        plain |= {"offers": [_offer(o) for o in self.offers], "runs": list(self.runs), "slo": dict(self.slo),
-                  "quality": [list(q) for q in self.quality]}  # fmt: skip
-        return {"space": self.space.as_dict(), "workload": self.workload.as_dict(), **plain}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Ask:
-        """
-        Raises:
-            UsageError: it is not what a plan keeps.
-        """
-        try:
-            more = {k: v for k, v in raw.items() if k not in ("space", "workload", "offers", "runs", "quality", "slo")}
-            for f in dataclasses.fields(cls):
-                if f.name in more and f.type in KINDS and not KINDS[f.type](more[f.name]):
-                    raise TypeError(f"{f.name}: {more[f.name]!r}")
-            offers = tuple(offer_of(o) for o in raw["offers"])
-            pairs = tuple((str(a), str(b)) for a, b in raw["quality"])
-            slo, runs = dict(raw["slo"]), tuple(raw["runs"])
-            if not (all(KINDS["float"](v) for v in slo.values()) and all(isinstance(r, str) for r in runs)):
-                raise TypeError(f"slo, runs: {raw['slo']!r}, {raw['runs']!r}")
-            made = cls(space_from(raw["space"]), Workload.from_dict(dict(raw["workload"])), offers=offers, slo=slo,
-                       runs=runs, quality=pairs, **more)  # fmt: skip
-            if not (made.rate > 0 and made.draws > 0 and 0 < made.share <= 1):
-                raise ValueError(f"rate {made.rate}, draws {made.draws} or share {made.share} can be none")
-            return made
-        except (KeyError, TypeError, ValueError) as exc:
-            what = f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
-            raise UsageError(f"the inputs of that plan cannot be read: {what}", "a plan.json of whywait plan") from None
-
-
-def _offer(o: Offer) -> dict[str, Any]:
-    plain = {k: v for k, v in o.__dict__.items() if v is not None and v != ""}
-    return {**plain, "machines": list(o.machines)}
 
 
 def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
@@ -152,6 +79,8 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     }  # fmt: skip
     _judge(found, rows, entries)
     found["beyond_budget"] = _beyond(found, rows, shapes, (states, money, search))
+    sure = [x.shape for x in chosen if states[x.shape.name][0] in judged.TESTED]
+    found["by_prior"] = _by_prior(sure, states, money, (want, progress))
     order = {r.name: i for i, r in enumerate(judged.ranked(rows))}
     best = sorted((d for d in drawn if _name(d) in order), key=lambda d: order[_name(d)])
     found |= planning_more.more(search, best, rows, (ask, money, states))
@@ -261,6 +190,25 @@ def _rows(
                 offer, d.deployment.devices, central["power_w"], idle_w(d.deployment), d.deployment.machine.node),
         }  # fmt: skip
     return rows, entries
+
+
+def _by_prior(
+    shapes: Sequence[Shape], states: Mapping[str, tuple[str, str]], money: plan_money.Basis,
+    how: tuple[Want, Progress | None],
+) -> dict[str, Any] | None:  # fmt: skip
+    """What would be first without the runs, of the kinds that were looked at closely and may be first: sized and drawn
+    anew, by the prior alone. None where no run speaks of any of them."""
+    if not any(s.told for s in shapes):
+        return None
+    plain = [s if s.told is None else dataclasses.replace(s, deployment=s.told.plain, told=None) for s in shapes]
+    search = Search(how[0], money.offers, how[1])
+    sized, _ = search.screen(plain)
+    search.least(sized)
+    rows, _ = _rows(search.draw([x for x in sized if x.least is not None]), states, money, search)
+    order = [r for r in judged.ranked(rows) if r.eligible]
+    if not order:
+        return {"first": None, "shape": None, "cost": None, "kinds": len(shapes)}
+    return {"first": order[0].name, "shape": order[0].shape, "cost": order[0].figures["cost"], "kinds": len(shapes)}
 
 
 def _basis(told: Told | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from whywait.physics.prices import Offer
 from whywait.planning_space import narrower
 from whywait.sim.catalog import model_named
 from whywait.twin.baseline import baseline_of
+from whywait.units import number
 
 NEAR = 0.1  # a measured rate counts as a whole part of the one asked for if it is so near
 REPEAT = 0.03  # sd of the log of two measurements of one service
@@ -196,8 +197,8 @@ def measured(
             continue
         out.append(_candidate(run, (p, b), (directory, name, copies, at), (want, slo, like, offer), is_of))
     story = {
-        "other": other,
-        "run": directory, "made_by": summary["made_by"], "headline": result.headline, "described": summary["described"],
+        "other": other, "doubts": _cut(run), "run": directory, "made_by": run.manifest.origin,
+        "headline": result.headline, "described": summary["described"],
         "verdicts": [v.as_dict() for v in result.verdicts[:3]], "unused": unused,
         "points": [{"mode": p["mode"], "target": p["target"], "label": p["label"], "phases": p["phases"],
                     "occupancy": p["occupancy"]} for p in summary["points"]],
@@ -261,11 +262,11 @@ def _candidate(
     ):
         if (value := figures[key]) is not None:
             draws[key] = value * each
-    made = "measured" if run.manifest.made_by == "measured" else run.manifest.made_by
+    made = run.manifest.origin
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
-    doubts = [*is_of.doubts, *_other_load(one, like[:2])]
+    doubts = [*is_of.doubts, *_other_load(one, like[:2]), *_cut(run), *_late(p)]
     state = state_of(shares, want.share)
-    if doubts and state == "holds":  # of another load, or perhaps another model, it shows nothing for sure
+    if doubts and state == "holds":  # of another load or not a whole one, or perhaps another model: not for sure
         state = "undecided"
     afford = within(figures["paid"], want.budget)
     row = Row(name, f"run {directory}", f"run {directory}", figures, draws, state, is_of.quality, afford)
@@ -356,6 +357,21 @@ def _other_model(called: str, wanted: str) -> tuple[str, bool]:
     if found:
         return f"it is of {found}, not of {wanted}", True
     return f"it is of a model called {called!r}, not surely {wanted}", False
+
+
+def _cut(run: Any) -> list[str]:
+    m = run.manifest
+    return [f"PARTIAL: the run was cut short ({m.partial_reason or 'no reason is kept'})"] if m.partial else []
+
+
+def _late(p: Any) -> list[str]:
+    """That a load point was not the load that was asked for."""
+    o = p["offered"]
+    if o["valid"] is not False:
+        return []
+    asked, sent = o["asked_per_s"], o["sent_per_s"]
+    both = "" if asked is None or sent is None else f": {number(sent)} of {number(asked)} requests/s were sent"
+    return [f"INVALID: the client was late{both}"]
 
 
 def _other_load(one: Any, lengths: tuple[float, float]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from whywait import planning_trial
 from whywait.core.schedule import Schedule
 from whywait.judge import plan_money, plan_sense
 from whywait.judge.plan import TESTED, Floats, Row
@@ -230,21 +231,13 @@ def _experiments(
         if shape is None:  # a run that was measured already
             continue
         replicas = next(d.replicas for d in best if d.shape.name == shape.name)
-        command = _command(search.want.rate / replicas, ask)
-        out.append({**e.as_dict(), "command": command, "shape": shape.name, "devices": shape.devices, "hours": TRIAL_H})
+        out.append({**e.as_dict(), "command": planning_trial.sweep(search.want.rate / replicas, ask),
+                    "serve": planning_trial.serving(shape), "then": planning_trial.afterwards(shape, ask),
+                    "shape": shape.name, "devices": shape.devices, "replicas": replicas,
+                    "hours": TRIAL_H})  # fmt: skip
     return out
 
 
 def _trial(s: Shape, money: plan_money.Basis) -> float | None:
     offer = money.offers.get(s.machine)
     return None if offer is None else TRIAL_H * s.devices * sum(offer.hourly().values())
-
-
-def _command(rate: float, ask: Any) -> str:
-    """What to type on the machine, the rate that one replica would have and more."""
-    classes = ask.workload.classes
-    lengths = f"--prompt-tokens '{classes[0].prompt_tokens}' --output-tokens '{classes[0].output_tokens}'"
-    load = f"--workload {ask.workload_file}" if ask.workload_file else lengths
-    slo = ",".join(f"{k.removesuffix('_ms')}={v:g}ms" for k, v in ask.slo.items())
-    rates = ",".join(f"{rate * x:.3g}" for x in (0.7, 1.0, 1.3))
-    return f"whywait sweep URL --load --rate {rates} {load}" + (f" --slo {slo}" if slo else "")

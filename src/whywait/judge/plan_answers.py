@@ -139,17 +139,38 @@ def _where(p: Plan) -> dict[str, Any]:
         return _answer(
             name, OPEN, "No measured run was given: what the service waits on today is not known.", [], command
         )
-    evidence, sure = [], False
+    evidence, lacks, further = [], [], ""
     for run in p["runs"]:
         held = [v for v in run["verdicts"] if v["state"] == "holds"]
-        sure = sure or (bool(held) and run["made_by"] == "measured" and not run["other"])
+        lacks.append(_lacks(run, held))
+        further = further or next((t for v in run["verdicts"] if not held and (t := _typed(v["next_step"]))), "")
         said = "" if run is p["runs"][0] else f": {run['headline'] or 'no verdict'}"
-        evidence.append(f"of {run['run']} ({run['made_by']}){said}" + (f"; {run['other']}" if run["other"] else ""))
+        evidence.append("; ".join([f"of {run['run']} ({run['made_by']}){said}", *filter(None, [run["other"]]),
+                                  *run.get("doubts", ())]))  # fmt: skip
         evidence += [f"{v['claim']}: {'; '.join(v['evidence'][:2])}" for v in held[:2]]
         evidence += [text for q in run["points"][-1:] if (text := _account(q))]
-    state = ANSWERED if sure else PARTLY
     answer = p["runs"][0]["headline"] or "The run was not decided."
-    return _answer(name, state, answer, evidence, "" if state == ANSWERED else command)
+    if not all(lacks):
+        return _answer(name, ANSWERED, answer, evidence)
+    own = all(run["made_by"] == "measured" and not run["other"] for run in p["runs"])
+    why = "; ".join(dict.fromkeys(lacks))
+    return _answer(name, PARTLY, f"{answer.rstrip('.')}. Not wholly, since {why}.", evidence,
+                   (further if own else "") or command)  # fmt: skip
+
+
+def _lacks(run: Plan, held: Sequence[Plan]) -> str:
+    """Why a run does not answer where the time of the planned service goes; empty where it does."""
+    if run["made_by"] != "measured":
+        return f"{run['run']} is {run['made_by']}: it is not what your service waits on"
+    if run["other"]:
+        return f"{run['run']}: {run['other']}"
+    return "" if held else f"no verdict on {run['run']} holds"
+
+
+def _typed(step: str) -> str:
+    """The command that a next step names; empty where it names none."""
+    at = step.find("whywait ")
+    return f"{step[at:]} --out RUN, then whywait plan … --run RUN" if at >= 0 else ""
 
 
 def _account(point: Plan) -> str:
@@ -192,7 +213,11 @@ def _goodput(p: Plan) -> dict[str, Any]:
     answer = kept + by_run + ("." if measured else "; none of them was measured under this load.")
     told = [e for e in p["experiments"] if e["command"]]
     own = next((e for e in told if any(r["name"] == p["first"] and r["group"] == e["of"] for r in rows)), None)
-    command = (own or (told[0] if told else {"command": ""}))["command"]
+    trial = own or (told[0] if told else None)
+    if trial:
+        one = f"one replica of {trial['replicas']}"
+        answer += f" To measure it, {trial['serve']} ({one}), and afterwards {trial['then']}"
+    command = trial["command"] if trial else ""
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whywait.judge.plan_answers import limits
-from whywait.judge.plan_told import SHORT, foot, made
+from whywait.judge.plan_told import SHORT, changed, foot, made
 from whywait.judge.plan_worded import if_tested, load, looked, utilisation, whole_nodes
 from whywait.report.text import console
 from whywait.units import ms, number, percent
@@ -54,7 +54,7 @@ def _whole(r: Plan) -> tuple[int, float | None]:
 def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
     out = out or console()
     out.print(Text(f"\n{p['headline']}", style="bold"))
-    for line in filter(None, (asked(p), money(p), whole_nodes(p), looked(p), made(p))):
+    for line in filter(None, (asked(p), money(p), whole_nodes(p), looked(p), made(p), changed(p))):
         out.print(Text(line, style="dim"))
     out.print()
     out.print(_table(p))
@@ -243,7 +243,8 @@ def experiment(p: Plan) -> list[str]:
         what = f"measure one replica of {e['shape']} ({_devices(e['devices'])} for {e['hours']:g} h{price})"
         out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
                    f"{number(e['saves'])} {money} an hour of use in the mean")  # fmt: skip
-        out.append(f"→ {e['command']}")
+        out.append(f"{e['serve']} (one replica of {e['replicas']}), then")
+        out += [f"→ {e['command']}", f"→ {e['then']}"]
     if p["untested"]:
         narrow = next("+".join(r["narrow"]) for r in p["rows"] if r["name"] == p["untested"][0])
         out.append(f"compare the answers (one engine of each kind): {if_tested(p)}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from whywait.judge.plan_told import made
+from whywait.judge.plan_told import changed, made
 from whywait.judge.plan_worded import device_hour, hour, looked, tied, whole_nodes
 from whywait.physics.prices import HOURS_A_MONTH
 from whywait.report import plan as rows
@@ -39,7 +39,7 @@ def render(p: Mapping[str, Any]) -> str:
         word, _, rest = how.partition(":")
         top.append(tag("p", tag("strong", word) + f":{rest}.", class_="banner"))
     top += [tag("h1", title, class_="long" if len(title) > 110 else None)]
-    top += [tag("p", line, class_="meta") for line in (rows.asked(p), rows.money(p), looked(p)) if line]
+    top += [tag("p", line, class_="meta") for line in (rows.asked(p), rows.money(p), looked(p), changed(p)) if line]
     header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
     main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
     foot = tag("footer", f"whywait {p['whywait_version']}", class_="note")
