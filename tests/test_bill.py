@@ -85,6 +85,36 @@ def test_what_failed_or_was_late_is_charged_to_the_good() -> None:
     assert got["per_million_effective_tokens"] / got["per_million_output_tokens"] == pytest.approx(70 / 56)
 
 
+def test_what_we_cut_ourselves_is_no_failure_of_the_service_and_charged_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 70 requests ten failed; the last 14 were cut off by the end of the run, and seven left by their client."""
+
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        what = "censored" if i >= 56 else "cancelled" if i >= 49 else "timeout" if i < 10 else "ok"
+        return {**r, "outcome": what, "fault": "none"}
+
+    run = service(readings=meters(300.0), change=change, partial=True)
+    p = one(run, EUR)
+    kinds = ("good", "late", "failed", "censored", "cancelled")
+    assert [p["work"][f"{k}_requests"] for k in kinds] == pytest.approx([39, 0, 10, 14, 7])
+    assert sum(p["work"][f"{k}_requests"] for k in kinds) == pytest.approx(p["work"]["requests"])
+    spent = p["shares"][0]["spent_on"]
+    assert list(spent) == list(kinds)
+    assert sum(spent.values()) == pytest.approx(1)
+    assert spent["censored"] == pytest.approx(2 * spent["cancelled"], rel=0.05)
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300 * 70 / 39)  # still charged
+    run.save(tmp_path / "r")
+    assert main(["bill", str(tmp_path / "r"), "--html", str(tmp_path / "b.html")]) == 0
+    page, said = (tmp_path / "b.html").read_text(), capsys.readouterr().out
+    for text in (page, said):
+        assert "56 % were good, 20 % cut off by the end of the run, 10 % cancelled by their client" in text
+        assert "14.0 cut off by the end of the run" in text
+        assert f"{spent['censored'] * 100:.0f} % on requests cut off by the end of the run" in text
+    none = one(service(readings=meters(300.0), change=lambda i, r: {**change(i, r), "outcome": "censored"}))
+    assert none["energy"]["per_good_request"]["why"].endswith("none ended well, 70 were cut off by the end of the run")
+
+
 def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
     p = one(service(readings=meters(300.0), slo={"ttft_ms": 1.0}), EUR)
     for found in (p["energy"], p["money"][0]):

@@ -74,7 +74,7 @@ def _cut(after: int, behind_ms: float = 0.5, **manifest: Any) -> tuple[dict[str,
         sent = t + round(behind_ms * MS)
         row = {"due_ns": t, "sent_ns": sent, "first_ns": sent + MS, "last_ns": sent + 50 * MS, "end_ns": sent + 50 * MS}
         if sent >= end or t == due[after]:
-            row = {"due_ns": t, "end_ns": end, "outcome": "never_sent", "detail": "interrupted"}
+            row = {"due_ns": t, "outcome": "never_sent", "detail": "interrupted"}
         elif row["end_ns"] > end:
             row = {"due_ns": t, "sent_ns": sent, "end_ns": end, "outcome": "censored", "detail": "interrupted"}
         rows.append(row)

@@ -1,9 +1,10 @@
 """The bill: what a good request and a million effective tokens cost in joules and money. Pure: a Run in, a dict out.
 
 All that was drawn and paid in a load point's window is divided by what was good in it: requests that ended well within
-their SLO, and their output tokens, reasoning included (effective tokens, DESIGN 3). What failed, was late, was cut off
-or timed out is thereby charged to the good. Beside it stand answer tokens alone, and the raw figure per output token
-whoever it was for, so that the gap is seen. Nothing good: the cost of a good one is null, the total is stated.
+their SLO, and their output tokens, reasoning included (effective tokens, DESIGN 3). What failed, was late, truncated or
+timed out is thereby charged to the good; so is what the client cut off itself (the end of the run), which is named
+apart. Beside it stand answer tokens alone, and the raw figure per output token whoever it was for, so that the gap is
+seen. Nothing good: the cost of a good one is null, the total is stated.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def shared(
     one: Run, g: Groups, joules: float | None, money: Sequence[Mapping[str, Any]], first: str
 ) -> list[dict[str, Any]]:
     """An entry per rule, ``first`` first: ``rule``, ``why`` (where it cannot be applied), ``prefill`` (the part of the
-    whole that is prefill's), ``spent_on`` (shares of what was good, late, failed), ``by_class`` and ``by_prompt``.
+    whole that is prefill's), ``spent_on`` (shares by ``Work.kinds``), ``by_class`` and ``by_prompt``.
 
     Rows: ``name, requests, good_requests, effective_tokens, nanojoules, j_per_good_request,
     j_per_million_effective_tokens, why`` and ``money`` by offer: ``billionths, per_good_request,
@@ -119,8 +119,7 @@ def _over(amount: float | None, by: float | None) -> float | None:
 
 def _spent(work: Work, values: Array) -> dict[str, float]:
     total = float(values.sum())
-    kinds = {"good": work.good, "late": work.ok & ~work.good, "failed": ~work.ok}
-    return {k: float(values[mine].sum()) / total for k, mine in kinds.items()}
+    return {k: float(values[mine].sum()) / total for k, mine in work.kinds.items()}
 
 
 def _classes(one: Run) -> dict[str, Array]:

@@ -26,6 +26,11 @@ BELIEVED = {"holds": "the energy may be believed", "undecided": "the energy is n
 #: What the sentence is about, in words, and how many of that.
 SAID = {"per_good_request": ("1,000 good requests", 1000.0), "per_request": ("1,000 requests", 1000.0),
         "per_million_output_tokens": ("1,000,000 output tokens", 1.0)}  # fmt: skip
+#: Requests by what became of them (``analyze.bill_work.Work.kinds``).
+ON = {"good": "good requests", "late": "late requests", "failed": "failed requests",
+      "censored": "requests cut off by the end of the run",
+      "cancelled": "requests that their client cancelled"}  # fmt: skip
+CUT = {"censored": "cut off by the end of the run", "cancelled": "cancelled by their client"}
 Figure = Mapping[str, Any]
 
 
@@ -64,7 +69,11 @@ def headline(found: Mapping[str, Any]) -> str:
         why = next((f[key]["why"] for f, _, _ in by if f[key]["why"]), "nothing is known")
         return f"What {what} cost is not known: {why}"
     work = best["work"]
-    share = f"; {percent(work['good_requests'] / work['requests'])} were good" if work["requests"] else ""
+    share, n = "", work["requests"]
+    if n:
+        said = [f"{percent(work['good_requests'] / n)} were good"]
+        said += [f"{percent(many / n)} {words}" for k, words in CUT.items() if (many := work[f"{k}_requests"])]
+        share = f"; {', '.join(said)}"
     told = f"; {best['counted']['how']}" if best["counted"] else share
     sure = f"; {BELIEVED[best['energy']['state']]}" if best["energy"]["joules"] is not None else ""
     return f"{what} cost {' and '.join(costs)}{where}{told}{sure}"
@@ -128,8 +137,10 @@ def work_lines(p: Mapping[str, Any]) -> list[str]:
     n, parts = work["requests"], ""
     if n != round(n):
         parts = " (one that lies partly in the window counts as that part)"
-    late, failed = number(work["late_requests"]), number(work["failed_requests"])
-    return [f"{number(n)} requests{parts}: {number(work['good_requests'])} good, {late} late, {failed} failed; "
+    kinds = {"good": "good", "late": "late", "failed": "failed", **CUT}
+    counts = {k: work[f"{k}_requests"] for k in kinds}
+    said = ", ".join(f"{number(v)} {kinds[k]}" for k, v in counts.items() if v or k not in CUT)
+    return [f"{number(n)} requests{parts}: {said}; "
             f"{number(work['effective_tokens'])} effective tokens"]  # fmt: skip
 
 
@@ -154,7 +165,7 @@ def lost_lines(p: Mapping[str, Any]) -> list[str]:
     lost = {k: v for k, v in (share["spent_on"] or {}).items() if k != "good" and v}
     if not lost:
         return []
-    said = " and ".join(f"{percent(v)} on {k} requests" for k, v in lost.items())
+    said = " and ".join(f"{percent(v)} on {ON[k]}" for k, v in lost.items())
     charged = "charged to the good" if share["spent_on"]["good"] else "with nothing good to charge it to"
     return [f"of it {said} (by {share['rule']}), {charged}"]
 
