@@ -188,7 +188,8 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "host_joules": e.of(HOST),
         "watts": None if e.joules is None or not e.seconds else e.joules / e.seconds,
         "idle": {"watts": e.idle.watts, "joules": idle, "how": e.idle.how or None, "why": e.idle.why or None,
-                 "share": None if idle is None or not devices else min(idle / devices, 1.0)},
+                 "share": None if idle is None or not devices else min(idle / devices, 1.0),
+                 "host_watts": e.idle_host_w if e.with_host else None},
         "unused": list(e.unused),
         "parts": [{k: v for k, v in p.__dict__.items() if k != "swing_w"} for p in e.parts],
     }  # fmt: skip
@@ -201,11 +202,12 @@ def _money(o: Offer, e: Energy, work: Work, pieces: _Pieces | None) -> dict[str,
     why = "" if hours is not None else "how many devices serve is not known (--devices)"
     if not o.all_in:
         items["power"] = None if e.joules is None else e.joules * o.per_joule
-        idle = o.idle_joules(e.idle.watts, e.seconds)
+        idle = o.idle_joules(e.idle_w, e.seconds)
         if idle != 0.0:
             items["power of idle hours"] = None if idle is None else idle * o.per_joule
         unknown = [k for k in ("power", "power of idle hours") if k in items and items[k] is None]
-        why = why or ("; ".join(f"{k} is not known" for k in unknown))
+        host = " (what the host draws idle: --power-model host_w=…)" if e.with_host and e.idle_host_w is None else ""
+        why = why or "; ".join(f"{k} is not known{host if 'idle' in k else ''}" for k in unknown)
     total = None if why else float(sum(v or 0.0 for v in items.values()))
     each = None
     if total is not None and pieces is not None:
