@@ -129,6 +129,24 @@ def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
     assert "none ended well" in one(dead)["energy"]["per_good_request"]["why"]
 
 
+def test_that_nothing_was_good_is_said_before_that_no_energy_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first would keep the cost unknown whatever was metered; shares are of device time, not of what is unknown."""
+    runs = [service(n=20, slo={"ttft_ms": 1.0}), service(n=20, slo={"ttft_ms": 1.0})]
+    for run, where in ((runs[0], ""), (join(runs), " (at concurrency 1, the first of 2 loads)")):
+        folder = tmp_path / str(len(run.points))
+        run.save(folder)
+        assert main(["bill", str(folder)]) == 0
+        said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        why = "of 20 requests 20 ended well and none was within its SLO"
+        assert said[0] == f"What 1,000 good requests cost is not known: {why}{where}"
+        assert "by device time 100 % on late requests" in said
+        assert "– no figure per million output tokens: no energy is known" in said  # tokens were made
+    unmetered = one(service(n=20))["energy"]
+    assert unmetered["per_good_request"]["why"] == "no energy is known"
+
+
 def test_the_summary_has_the_figures_of_the_bill() -> None:
     def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
         return {**r, "outcome": "timeout", "fault": "service"} if i % 7 == 0 else {**r, "output_tokens": 30 + i % 5}

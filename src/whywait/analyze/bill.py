@@ -254,7 +254,7 @@ def _per(
     for name, (what, many) in PER.items():
         count, why = work.count(what)
         if total is None or not count:
-            out[name] = {"value": None, "low": None, "high": None, "why": unknown if total is None else why}
+            out[name] = {"value": None, "low": None, "high": None, "why": why if not count else unknown}
             continue
         done = None if pieces is None else pieces.done.get(what)
         low, high = (None, None) if each is None or done is None else _interval(each, done)

@@ -67,7 +67,8 @@ def headline(found: Mapping[str, Any]) -> str:
     costs = [f"{number(f[key]['value'] * many * unit)} {name}" for f, unit, name in by if f[key]["value"] is not None]
     if not costs:
         why = next((f[key]["why"] for f, _, _ in by if f[key]["why"]), "nothing is known")
-        return f"What {what} cost is not known: {why}"
+        of = f" (at {_name(best)}, the first of {len(points)} loads)" if len(points) > 1 else ""
+        return f"What {what} cost is not known: {why}{of}"
     work = best["work"]
     share, n = "", work["requests"]
     if n:
@@ -167,6 +168,8 @@ def lost_lines(p: Mapping[str, Any]) -> list[str]:
         return []
     said = " and ".join(f"{percent(v)} on {ON[k]}" for k, v in lost.items())
     charged = "charged to the good" if share["spent_on"]["good"] else "with nothing good to charge it to"
+    if p["energy"]["joules"] is None and all(m["total"] is None for m in p["money"]):
+        return [f"by {share['rule']} {said}"]
     return [f"of it {said} (by {share['rule']}), {charged}"]
 
 
