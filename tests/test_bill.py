@@ -109,7 +109,7 @@ def test_what_we_cut_ourselves_is_no_failure_of_the_service_and_charged_by_name(
     page, said = (tmp_path / "b.html").read_text(), capsys.readouterr().out
     for text in (page, said):
         assert "56 % were good, 20 % cut off by the end of the run, 10 % cancelled by their client" in text
-        assert "14.0 cut off by the end of the run" in text
+        assert "70 requests: 39 good, 0 late, 10 failed, 14 cut off by the end of the run" in text
         assert f"{spent['censored'] * 100:.0f} % on requests cut off by the end of the run" in text
     none = one(service(readings=meters(300.0), change=lambda i, r: {**change(i, r), "outcome": "censored"}))
     assert none["energy"]["per_good_request"]["why"].endswith("none ended well, 70 were cut off by the end of the run")
@@ -331,6 +331,11 @@ def test_the_share_of_every_request(tmp_path: Path, capsys: pytest.CaptureFixtur
         rows = list(csv.DictReader(file))
     assert len(rows) == 70
     assert sum(int(r["nanojoules"]) for r in rows) == round(found["energy"]["joules"] * 1e9)
+    assert len(found["money"]) > 1
+    for m in found["money"]:  # the offers that ship for the machine, as in the bill
+        shares = [int(r[f"billionths {m['currency']}: {m['name']}"]) for r in rows]
+        assert sum(shares) == round(m["total"] * 1e9)
+        assert shares[12] == pytest.approx(shares[0] * 19 / 7, abs=2)
     tokens = {r["nanojoules"]: float(r["output_tokens"]) for r in rows}
     assert max(tokens, key=int) == next(k for k, v in tokens.items() if v == max(tokens.values()))
     assert main(["bill", path, "--requests", str(tmp_path / "no" / "each.csv")]) == 2
@@ -342,6 +347,8 @@ def test_the_share_of_every_request(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--price-per-hour", "2.5"], "currency"),
         (["--currency", "EUR"], "converts nothing"),
         (["--price-per-hour", "2.5", "--currency", "E"], "ISO 4217"),
+        (["--price-per-hour", "2.5", "--currency", "euro"], "--currency: 'euro'"),
+        (["--price", "none.toml"], "docs/bill.md"),
         (["--share-by", "luck"], "luck"),
         (["--power-model", "x=1"], "KEY=WATTS"),
         (["--price", "none.toml"], "cannot be read"),

@@ -9,7 +9,7 @@ seen. Nothing good: the cost of a good one is null, the total is stated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,25 +96,28 @@ def energy_figures(run: Run, number: int, c: Content, w: Window) -> dict[str, An
     }
 
 
-def by_request(run: Run, ask: Ask | None = None) -> Iterator[dict[str, Any]]:
-    """The share of every request in the joules of its point's window, by ``ask.rule``: rows of ``point, id, class,
-    prompt_tokens, output_tokens`` (made in the window), ``outcome, good, rule, nanojoules`` (None where the energy is
-    not known or the rule cannot be applied). Those of a point sum to its joules exactly."""
+def by_request(run: Run, ask: Ask | None = None, made: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """The share of every request in the joules and the money of its point's window, by ``ask.rule``: rows of ``point,
+    id, class, prompt_tokens, output_tokens`` (made in the window), ``outcome, good, rule, nanojoules`` and, per offer,
+    ``billionths EUR: its name`` (None where the amount is not known or the rule cannot be applied). Those of a point
+    sum to its amounts exactly. ``made``: ``bill(run, ask)`` when the caller has it."""
     ask = Ask() if ask is None else ask
     acc, slo = account(run), run.manifest.slo if ask.slo is None else ask.slo
-    for number in run.points["point"].tolist():
-        one = run.point(int(number))
+    for p in (made or bill(run, ask))["points"]:
+        one = run.point(p["point"])
         w, c = window_of(one), content(one)
         work = work_of(one, c, w, slo)
-        joules = energy_of(run, (w.start_ns, w.end_ns), ask.devices, ask.model).joules
-        each = shares_of(one, Groups(c, w, work, acc, acc.point == number), joules, ask.rule)
+        amounts = {"nanojoules": p["energy"]["joules"]}
+        amounts |= {f"billionths {m['currency']}: {m['name']}": m["total"] for m in p["money"]}
+        each = shares_of(one, Groups(c, w, work, acc, acc.point == p["point"]), list(amounts.values()), ask.rule)
         outcomes = one.requests.text("outcome")
         for i, row in enumerate(one.requests.rows()):
-            made = float(work.tokens[i])
+            tokens = float(work.tokens[i])
             yield {
-                "point": int(number), "id": row["id"], "class": row["class"], "prompt_tokens": row["prompt_tokens"],
-                "output_tokens": None if np.isnan(made) else made, "outcome": outcomes[i], "good": bool(work.good[i]),
-                "rule": ask.rule, "nanojoules": None if each is None else each[i],
+                "point": p["point"], "id": row["id"], "class": row["class"], "prompt_tokens": row["prompt_tokens"],
+                "output_tokens": None if np.isnan(tokens) else tokens, "outcome": outcomes[i],
+                "good": bool(work.good[i]), "rule": ask.rule,
+                **{k: None if parts is None else parts[i] for k, parts in zip(amounts, each, strict=True)},
             }  # fmt: skip
 
 

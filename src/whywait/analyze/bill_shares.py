@@ -69,12 +69,11 @@ def shared(
     return out
 
 
-def shares_of(one: Run, g: Groups, joules: float | None, rule: str) -> list[int] | None:
-    """Nanojoules of each request of a point under a rule; None where that cannot be said."""
-    found = weights(one, g.w, g.c, g.account, rule)
-    if joules is None or found.values is None:
-        return None
-    return apportion(round(joules * NANO), found.values)
+def shares_of(one: Run, g: Groups, amounts: Sequence[float | None], rule: str) -> list[list[int] | None]:
+    """Of each amount (joules, money) the billionths of each request of a point under a rule; None where that cannot be
+    said."""
+    w = weights(one, g.w, g.c, g.account, rule).values
+    return [None if total is None or w is None else apportion(round(total * NANO), w) for total in amounts]
 
 
 @dataclass(frozen=True)

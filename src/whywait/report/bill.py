@@ -140,9 +140,14 @@ def work_lines(p: Mapping[str, Any]) -> list[str]:
         parts = " (one that lies partly in the window counts as that part)"
     kinds = {"good": "good", "late": "late", "failed": "failed", **CUT}
     counts = {k: work[f"{k}_requests"] for k in kinds}
-    said = ", ".join(f"{number(v)} {kinds[k]}" for k, v in counts.items() if v or k not in CUT)
-    return [f"{number(n)} requests{parts}: {said}; "
+    said = ", ".join(f"{_count(v)} {kinds[k]}" for k, v in counts.items() if v or k not in CUT)
+    return [f"{_count(n)} requests{parts}: {said}; "
             f"{number(work['effective_tokens'])} effective tokens"]  # fmt: skip
+
+
+def _count(n: float) -> str:
+    """Requests: whole where they are, for people."""
+    return f"{n:,.0f}" if abs(n - round(n)) < 1e-6 else number(n)
 
 
 def energy_line(e: Mapping[str, Any]) -> str:
@@ -261,7 +266,7 @@ def _rows(title: str, rows: Sequence[Mapping[str, Any]], money: Sequence[Mapping
     for r in rows:
         paid = r["money"].get(priced["name"]) if priced else None
         cells = [
-            number(r["requests"]), number(r["good_requests"]), _kilo(r["nanojoules"], 1e-12),
+            _count(r["requests"]), _count(r["good_requests"]), _kilo(r["nanojoules"], 1e-12),
             _kilo(r["j_per_good_request"], 1.0), _kilo(r["j_per_million_effective_tokens"], 1e-3),
         ]  # fmt: skip
         if priced:
