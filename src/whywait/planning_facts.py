@@ -219,7 +219,17 @@ def _candidate(
              "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
              "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
-    return Measured(row, entry)
+    return Measured(row, {**entry, **_served(run)})
+
+
+def _served(run: Any) -> dict[str, str | None]:
+    """The engine of a run and its layout (``tp=2,pp=2``), as far as the run tells them."""
+    engine = run.manifest.engine
+    kept = engine.get("deployment") or {}
+    sizes, split = engine.get("layout") or kept.get("layout") or {}, kept.get("split")
+    words = [f"{k}={v}" for k, v in sizes.items() if v > 1 or k == "tp"]
+    words += [f"pd={split['prefill']}:{split['decode']}"] if split else []
+    return {"engine": engine.get("name") or None, "layout": ",".join(words) or None}
 
 
 def _other_model(called: str, wanted: str) -> tuple[str, bool]:
