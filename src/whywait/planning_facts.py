@@ -219,7 +219,7 @@ def _candidate(
              "narrow": [], "machine": machine, "devices": devices, "replicas": copies, "run": directory,
              "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
-    return Measured(row, {**entry, **_served(run)})
+    return Measured(row, {**entry, "served": _served(run)})
 
 
 def _served(run: Any) -> dict[str, str | None]:

@@ -29,7 +29,8 @@ CSV_HEAD = (
 
 def csv_rows(p: Plan) -> Iterator[list[Any]]:
     """A row of ``CSV_HEAD`` per candidate that was looked at closely."""
-    for r in p["rows"]:
+    for row in p["rows"]:
+        r = {**row.get("served", {}), **row}  # of a run: what it says it measured
         f = r["figures"]
         yield [
             r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"),
