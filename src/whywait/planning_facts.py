@@ -185,7 +185,7 @@ def _candidate(
     devices = (b["energy"]["devices"] or len(run.manifest.machine.get("gpus") or ()) or 1) * copies
     joules, watts = b["energy"]["per_good_request"]["value"], b["energy"]["watts"]
     watts = None if watts is None else watts * copies
-    hour = per_hour(offer, devices, watts, b["energy"]["idle"]["watts"])
+    hour = per_hour(offer, devices, watts, _idle_each(b["energy"], devices // copies))
     rated = share * rate * copies
     cost = None if hour is None or not rated else hour / (rated * 3600) * 1000
     limit = [p[k]["p95"] / v for k, v in slo.items() if k in p and p[k]["p95"] is not None]
@@ -220,6 +220,13 @@ def _candidate(
              "doubts": doubts,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
     return Measured(row, {**entry, "served": _served(run)})
+
+
+def _idle_each(energy: dict[str, Any], devices: int) -> float | None:
+    """What one of the devices of a bill draws with nothing to do (W), its part of the host in it where that is in the
+    bill's energy."""
+    total = energy["idle"]["all_watts"]
+    return None if total is None else float(total) / devices
 
 
 def _served(run: Any) -> dict[str, str | None]:

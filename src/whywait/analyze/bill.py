@@ -192,7 +192,7 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "watts": None if e.joules is None or not e.seconds else e.joules / e.seconds,
         "idle": {"watts": e.idle.watts, "joules": idle, "how": e.idle.how or None, "why": e.idle.why or None,
                  "share": None if idle is None or not devices else min(idle / devices, 1.0),
-                 "host_watts": e.idle_host_w if e.with_host else None},
+                 "host_watts": e.idle_host_w if e.with_host else None, "all_watts": e.idle_w},
         "unused": list(e.unused),
         "parts": [{k: v for k, v in p.__dict__.items() if k != "swing_w"} for p in e.parts],
     }  # fmt: skip
