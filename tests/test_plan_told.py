@@ -226,6 +226,9 @@ def test_from_the_command_line(run_dir: str, tmp_path: Path, capsys):
     assert "by the prior alone, of the 1 kind" in " ".join(text.split())
     rows = list(csv.DictReader((tmp_path / "a" / "plan.csv").read_text(encoding="utf-8").splitlines()))
     assert {r["calibrated_by"] for r in rows if r["basis"] == "calibrated"} == {run_dir}
-    assert all(r["prices_of"] for r in rows), "each amount has its date"
+    assert all(r["prices_of"] and r["price_source"] for r in rows), "each amount has its date and source"
+    assert {(r["engine"], r["layout"]) for r in rows if r["kind"] != "simulated" or r["basis"] == "simulated"} == {
+        ("vllm", "tp=1")
+    }, "of the run, too"
     assert main([*args, "--no-calibrate", "--out", str(tmp_path / "b")]) == 0
     assert "calibrated on" not in capsys.readouterr().out

@@ -236,13 +236,13 @@ def _candidate(
     rng = np.random.default_rng([want.seed, 17])
     noise = np.exp(rng.normal(0.0, REPEAT, want.draws))
     shares = np.clip(rng.beta(share * n + 0.5, (1 - share) * n + 0.5, want.draws), 0, 1)
-    each, idle = b["energy"]["devices"], b["energy"]["idle"]["watts"]  # of one copy: how many serve, all their power
+    each = b["energy"]["devices"]  # that serve in one copy
     devices = None if each is None else each * copies
     joules, watts = b["energy"]["per_good_request"]["value"], b["energy"]["watts"]
     watts = None if watts is None else watts * copies
     hour, nodes = None, None
     if devices is not None and each is not None:
-        whose = (offer, devices, watts, None if idle is None else idle / each, node)
+        whose = (offer, devices, watts, _idle_each(b["energy"], each), node)
         hour, nodes = per_hour(*whose), whole_nodes(*whose)
     rated = share * rate * copies
     cost = None if hour is None or not rated else hour / (rated * 3600) * 1000
@@ -278,7 +278,24 @@ def _candidate(
              "narrow": list(is_of.narrow), "quality_note": is_of.note, "machine": machine, "devices": devices,
              "replicas": copies, "run": directory, "doubts": doubts, "whole_nodes": nodes,
              "state_of_energy": b["energy"]["state"]}  # fmt: skip
-    return Measured(row, entry)
+    return Measured(row, {**entry, "served": _served(run)})
+
+
+def _idle_each(energy: dict[str, Any], devices: int) -> float | None:
+    """What one of the devices of a bill draws with nothing to do (W), its part of the host in it where that is in the
+    bill's energy."""
+    total = energy["idle"]["all_watts"]
+    return None if total is None else float(total) / devices
+
+
+def _served(run: Any) -> dict[str, str | None]:
+    """The engine of a run and its layout (``tp=2,pp=2``), as far as the run tells them."""
+    engine = run.manifest.engine
+    kept = engine.get("deployment") or {}
+    sizes, split = engine.get("layout") or kept.get("layout") or {}, kept.get("split")
+    words = [f"{k}={v}" for k, v in sizes.items() if v > 1 or k == "tp"]
+    words += [f"pd={split['prefill']}:{split['decode']}"] if split else []
+    return {"engine": engine.get("name") or None, "layout": ",".join(words) or None}
 
 
 def devices_of(run: Run, baseline: str = "") -> tuple[int | None, str]:

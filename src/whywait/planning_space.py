@@ -129,7 +129,7 @@ def read_space(path: str) -> Space:
     Raises:
         UsageError: not readable, or see :func:`space_of`.
     """
-    return space_of(load(Path(path)), path)
+    return space_of(load(Path(path), "docs/plan.md"), path)
 
 
 def shapes_of(space: Space) -> tuple[list[Shape], list[dict[str, str]]]:

@@ -162,7 +162,7 @@ def read_offers(path: str | Path) -> tuple[Offer, ...]:
     Raises:
         UsageError: no such file, not TOML, or an offer cannot be.
     """
-    table = load(Path(path))
+    table = load(Path(path), "docs/bill.md")
     return _offers(table, str(path))
 
 
@@ -192,6 +192,17 @@ def shipped() -> tuple[Offer, ...]:
 def of_machine(offers: Sequence[Offer], machine: str | None) -> tuple[Offer, ...]:
     """Those for ``machine`` (a name of the catalogue, None: not known), and those that are for any."""
     return tuple(o for o in offers if not o.machines or machine in o.machines)
+
+
+def parse_currency(text: str | None) -> str:
+    """``--currency`` in capitals; empty where it was not given.
+
+    Raises:
+        UsageError: it is no code.
+    """
+    if text is not None and not re.fullmatch(r"[A-Za-z]{3}", text):
+        raise UsageError(f"--currency: {text!r} is no ISO 4217 code", "such as USD, EUR, CNY")
+    return (text or "").upper()
 
 
 def parse_owned(text: str, currency: str, date: str) -> Offer:

@@ -26,12 +26,14 @@ CSV_HEAD = (
     "cost_per_1000_good", "cost_low", "cost_high",
     "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
     "j_high", "headroom", "keeps_without_a_node", "basis", "calibrated_by", "terms", "prices_of",
+    "price_source",
 )  # fmt: skip
 
 
 def csv_rows(p: Plan) -> Iterator[list[Any]]:
     """A row of ``CSV_HEAD`` per candidate that was looked at closely."""
-    for r in p["rows"]:
+    for row in p["rows"]:
+        r = {**row.get("served", {}), **row}  # of a run: what it says it measured
         f = r["figures"]
         yield [
             r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"),
@@ -41,7 +43,7 @@ def csv_rows(p: Plan) -> Iterator[list[Any]]:
             *(f["goodput"][k] for k in ("value", "low", "high")), f["share"]["value"], f["ttft_ms_p95"]["value"],
             f["tpot_ms_p95"]["value"], *(f["energy"][k] for k in ("value", "low", "high")), r["headroom"],
             r["loss"]["keeps"] if r["loss"] else None, r["basis"], r["calibrated_by"],
-            *((o["terms"], o["date"]) if (o := p["basis"]["offers"].get(r["machine"])) else (None, None)),
+            *(o[k] if (o := p["basis"]["offers"].get(r["machine"])) else None for k in ("terms", "date", "source")),
         ]  # fmt: skip
 
 

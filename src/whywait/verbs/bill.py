@@ -17,7 +17,7 @@ from whywait.analyze.energy_model import parse_model, the_machine
 from whywait.analyze.sharing import RULES
 from whywait.core.run import Run
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
-from whywait.physics.prices import Offer, of_machine, offer_of, parse_owned, read_offers
+from whywait.physics.prices import Offer, of_machine, offer_of, parse_currency, parse_owned, read_offers
 from whywait.report.bill import print_bill
 from whywait.session import stderr
 from whywait.verbs import measure
@@ -39,7 +39,7 @@ def bill(args: argparse.Namespace) -> int:
     if args.html:
         _page(result, Path(args.html))
     if args.requests:
-        _write(Path(args.requests), by_request(run, ask))
+        _write(Path(args.requests), by_request(run, ask, result))
         stderr(f"requests: {args.requests}")
     if args.json:
         json.dump(result, sys.stdout, indent=2, allow_nan=False)
@@ -91,7 +91,7 @@ def _offers(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...]:
         raise UsageError("in which currency?", "such as --currency EUR; nothing is converted")
     if args.currency and not (args.price_per_hour or args.owned):
         raise UsageError("--currency converts nothing", "it is that of --price-per-hour or --owned: give one of them")
-    currency = (args.currency or "").upper()
+    currency = parse_currency(args.currency)
     if args.price_per_hour:
         price = {"name": "given", "terms": "on demand", "per_device_hour": args.price_per_hour}
         said = {"currency": currency, "date": date, "source": "the command line"}

@@ -18,7 +18,7 @@ from whywait import deciding, planning, planning_space
 from whywait.core.recorder import refuse_used
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.load.recipe import mean_rate
-from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
+from whywait.physics.prices import TERMS, Offer, offer_of, parse_currency, parse_owned, read_offers, shipped
 from whywait.session import new_directory, stderr
 from whywait.sim import catalog
 from whywait.verbs import measure
@@ -126,7 +126,7 @@ def _ask(args: argparse.Namespace) -> planning.Ask:
         raise UsageError("which model?", "--model llama-3.1-70b ('whywait catalog models')")
     return planning.Ask(
         space, workload, float(rate), measure.slo(args.slo) or measure.common_slo(workload), args.share, args.growth,
-        offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
+        offers=_offers(args), terms=args.terms, currency=parse_currency(args.currency) or None,
         budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
         own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
         catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs, calibrate=not args.no_calibrate,
@@ -168,7 +168,7 @@ def _offers(args: argparse.Namespace) -> tuple[Offer, ...]:
         raise UsageError(f"--terms: {args.terms!r}", f"one of: {', '.join(TERMS)}")
     date = args.price_date or datetime.date.today().isoformat()
     given: list[Offer] = list(read_offers(args.price)) if args.price else []
-    currency = (args.currency or "").upper()
+    currency = parse_currency(args.currency)
     if (args.price_per_hour or args.owned) and not currency:
         raise UsageError("in which currency?", "such as --currency EUR; nothing is converted")
     for part in _parts(args.price_per_hour or "", ","):
