@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whywait import planning_facts, planning_more, simulating
+from whywait import planning_more, planning_quality, simulating
 from whywait.judge import plan, plan_money
 from whywait.judge.plan import Row
 from whywait.physics.prices import Offer
@@ -112,14 +112,14 @@ def test_a_cost_moves_by_as_much_as_the_central_one(monkeypatch):
     monkeypatch.setattr(planning_more, "_assumptions", lambda *_: [("output length", lambda by: by, False, "")])
     money = plan_money.Basis({"H100 SXM": rent("H100 SXM", 1.0), "H200 SXM": rent("H200 SXM", 1.2)}, "on demand", "EUR")
     states = {n: ("as published", ""), m: ("as published", "")}
-    ask = SimpleNamespace(offers=())
-    found = planning_more._sensitivity(None, [a, b], ask, money, states)  # type: ignore[arg-type]
+    ask, first = SimpleNamespace(offers=()), SimpleNamespace(name="", eligible=True)
+    found = planning_more._sensitivity(None, [a, b], ask, money, (states, [a, b], [first]))  # type: ignore[arg-type]
     assert found["base"] == {n: 2.0, m: 2.5}
     (up,) = [f for f in found["flips"] if f["assumption"] == "output length" and f["by"] == "+30 %"]
     assert up["flips"]
     assert up["first"] == m
     longer[m] = 3.0
-    again = planning_more._sensitivity(None, [a, b], ask, money, states)  # type: ignore[arg-type]
+    again = planning_more._sensitivity(None, [a, b], ask, money, (states, [a, b], [first]))  # type: ignore[arg-type]
     (up,) = [f for f in again["flips"] if f["assumption"] == "output length" and f["by"] == "+30 %"]
     assert up["first"] == n, "3.0 against 2.5 × 3 / 2.4"
 
@@ -174,10 +174,10 @@ def test_an_experiment_costs_half_an_hour_of_its_devices():
 
 
 def test_quality_of_parts_and_wholes():
-    def tested(names: str, state: str) -> planning_facts.Tested:
-        return planning_facts.Tested(tuple(sorted(names.split("+"))), names, state, "", "said")
+    def tested(names: str, state: str) -> planning_quality.Tested:
+        return planning_quality.Tested(tuple(sorted(names.split("+"))), names, state, "", "said")
 
-    state = planning_facts.quality_state
+    state = planning_quality.quality_state
     both, kv, weights = ("fp8-weights", "fp8-kv"), tested("fp8-kv", "holds"), tested("fp8-weights", "holds")
     assert state(both, [kv, weights]) == ("untested", "each tested alone, not together")
     assert state(both, [kv]) == ("untested", "no comparison of its answers was given")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from whywait import deciding, planning, planning_facts, simulating
+from whywait import deciding, planning, planning_facts, planning_quality, simulating
 from whywait.analyze.bill import Ask as BillAsk
 from whywait.analyze.bill import bill
 from whywait.core.run import Run
@@ -69,7 +69,7 @@ def test_a_run_of_narrower_numbers_is_untested_and_never_first(narrow_run: str):
     assert m.entry["narrow"] == ["fp8-weights", "fp8-kv"]
     assert m.row.quality == "untested"
     assert not m.row.eligible
-    tested = planning_facts.Tested(("fp8-kv", "fp8-weights"), "DIR", "holds", "", "alike")
+    tested = planning_quality.Tested(("fp8-kv", "fp8-weights"), "DIR", "holds", "", "alike")
     assert candidate(narrow_run, Told((tested,))).row.eligible, "tested together it may be first"
 
 

@@ -22,8 +22,9 @@ from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
 from whywait.physics.prices import Offer
 from whywait.planning_ask import Ask
-from whywait.planning_facts import Measured, Tested, quality_of, quality_state
+from whywait.planning_facts import Measured
 from whywait.planning_loads import Want
+from whywait.planning_quality import Tested, quality_of, quality_state
 from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.planning_told import calibrated

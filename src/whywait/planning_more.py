@@ -115,7 +115,7 @@ def _sensitivity(
             varied.append(plan_sense.Varied(name, f"{by - 1:+.0%}".replace("-", "−").replace("%", " %"), moved(costs)))
     terms = []
     for b in plan_money.all_terms(ask.offers, list(money.offers), money.currency):
-        other = {n: _at_other(c, money.offers.get(machine_of[n]), b.offers.get(machine_of[n])) for n, c in base.items()}
+        other = {n: _at_other(c, shapes[n], money, b) for n, c in base.items()}
         if any(c is not None for c in other.values()):
             varied.append(plan_sense.Varied("terms", b.terms, other))
             terms.append({"terms": b.terms, "costs": other})
@@ -151,11 +151,10 @@ def _safe(d: Drawn, search: Search, money: plan_money.Basis) -> float | None:
     return None if hour is None or not good else hour / (good * 3600) * 1000
 
 
-def _at_other(cost: float | None, now: Any, then: Any) -> float | None:
-    """The cost by another offer: in proportion to what an hour of a device is."""
-    if cost is None or now is None or then is None:
-        return None
-    return float(cost * sum(then.hourly().values()) / sum(now.hourly().values()))
+def _at_other(cost: float | None, d: Drawn, now: plan_money.Basis, then: plan_money.Basis) -> float | None:
+    """The cost by other offers: in proportion to what an hour of the same devices comes to, their power in it."""
+    hours = _hour(d, d.replicas, now), _hour(d, d.replicas, then)
+    return None if cost is None or hours[0] is None or hours[1] is None or not hours[0] else cost * hours[1] / hours[0]
 
 
 def _assumptions(search: Search, top: Sequence[Drawn]) -> list[tuple[str, Callable[[float], Change] | None, bool, str]]:
@@ -240,4 +239,4 @@ def _experiments(
 
 def _trial(s: Shape, money: plan_money.Basis) -> float | None:
     offer = money.offers.get(s.machine)
-    return None if offer is None else TRIAL_H * s.devices * sum(offer.hourly().values())
+    return None if offer is None else TRIAL_H * s.devices * plan_money.busy_hour(offer, s.machine)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from whywait.core.schedule import Schedule
 from whywait.errors import UsageError
 from whywait.judge.plan import state_of
-from whywait.judge.plan_money import least_paid, within
+from whywait.judge.plan_money import busy_hour, least_paid, within
 from whywait.physics import power
 from whywait.physics.prices import Offer
 from whywait.planning_loads import FULL, MOST, Loads, Want
@@ -137,7 +137,7 @@ class Search:
                 dropped.append({"name": s.name, "by": "capacity", "why": exc.message})
                 continue
             offer = self.prices.get(s.machine)
-            price = None if offer is None else sum(offer.hourly().values())
+            price = None if offer is None else busy_hour(offer, s.machine)
             ladder, why, cut = self._ladder(s, b)
             if not ladder:
                 dropped.append({"name": s.name, "by": "budget" if why.startswith(OVER) else "bound", "why": why})

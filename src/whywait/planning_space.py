@@ -117,6 +117,7 @@ def space_from(raw: Mapping[str, Any]) -> Space:
         UsageError: see :func:`space_of`.
         KeyError, TypeError, ValueError: it is something else.
     """
+    raw = {k: list(v) if isinstance(v, tuple) else v for k, v in raw.items()}  # of one that was never written
     single = [dict(zip(_ONE, one, strict=True)) for one in raw["single"]]
     tables = [{k: v for k, v in one.items() if v is not None} for one in single]
     rest = {k: v for k, v in raw.items() if k != "single" and v != [] and (k, v) != ("precision", None)}

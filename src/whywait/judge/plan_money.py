@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from whywait.physics import machines as catalogue
+from whywait.physics import power
 from whywait.physics.prices import TERMS, Offer, of_machine
 
 
@@ -42,7 +44,7 @@ def basis(
     found: dict[str, Offer | None] = {}
     for m, os in by.items():
         fitting = [o for o in os if o.terms == wanted] or ([] if terms else list(os))
-        found[m] = min(fitting, key=lambda o: sum(o.hourly().values())) if fitting else None
+        found[m] = min(fitting, key=lambda o, m=m: busy_hour(o, m)) if fitting else None  # type: ignore[misc]
     mixed = len({o.terms for o in found.values() if o is not None}) > 1
     return Basis(found, wanted, money, mixed)
 
@@ -51,6 +53,15 @@ def all_terms(offers: Sequence[Offer], machines: Sequence[str], currency: str) -
     """A basis for every kind of terms that prices at least two of the machines (or the only one)."""
     found = [basis(offers, machines, t, currency) for t in TERMS]
     return [b for b in found if len(machines) - len(b.unpriced) >= min(2, len(machines))]
+
+
+def busy_hour(o: Offer, machine: str) -> float:
+    """Money of an hour of use of one device at its rated power, before anything is known of its load: what offers are
+    compared by, and kinds are left out by. Without its power where the catalogue does not tell that."""
+    known = catalogue.find(machine)
+    watts = None if known is None or known.tdp_w is None else (power.rated_w(known), power.idle_w(known))
+    hour = None if watts is None else per_hour(o, 1, *watts)
+    return sum(o.hourly().values()) if hour is None else hour
 
 
 def per_hour(o: Offer | None, devices: int, watts: float | None, idle_w: float | None, node: int = 1) -> float | None:
