@@ -176,6 +176,15 @@ def test_power_alone_is_integrated_and_undecided() -> None:
     assert states(run, e)["a meter was read"] == "undecided"
 
 
+@pytest.mark.parametrize("value", [-5.0, math.inf, -math.inf])
+def test_what_no_meter_can_have_read_is_left_out(value: float) -> None:
+    rows = meters(400.0, only=("power_watts",))
+    true = energy_of(service(readings=rows), WINDOW).joules
+    rows[300]["value"] = value
+    found = bill(service(readings=rows), Ask())["points"][0]["energy"]
+    assert found["joules"] == pytest.approx(true)
+
+
 def test_counter_and_power_that_disagree_fail() -> None:
     rows = meters(300.0, only=("energy_joules_total",)) + meters(400.0, only=("power_watts",))
     run = service(readings=rows)

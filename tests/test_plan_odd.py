@@ -27,6 +27,18 @@ def kept(tmp_path_factory) -> Path:
     return at
 
 
+def test_devices_that_cost_nothing_are_planned(tmp_path: Path, capsys):
+    free = [*ARGS, "--price-per-hour", "h100=0", "--currency", "USD", "--budget", "20/h"]
+    assert main([*free, "--json", "--out", str(tmp_path / "p")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"][0]["figures"]["cost"]["value"] == 0.0
+
+
+def test_a_budget_without_end_is_none(tmp_path: Path, capsys):
+    assert main([*ARGS, "--budget", "inf/h", "--out", str(tmp_path / "p")]) == 2
+    assert "--budget" in capsys.readouterr().err
+
+
 def never(*_: object) -> None:
     raise AssertionError("the work was begun")
 

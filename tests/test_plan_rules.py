@@ -14,7 +14,7 @@ from whywait import planning_more, planning_quality, simulating
 from whywait.judge import plan, plan_money
 from whywait.judge.plan import Row
 from whywait.physics.prices import Offer
-from whywait.planning_search import Drawn
+from whywait.planning_search import Drawn, idle_w
 from whywait.planning_space import Space, shapes_of
 from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
@@ -187,3 +187,19 @@ def test_quality_of_parts_and_wholes():
     assert state(both, [whole, tested("fp8-weights+fp8-kv", "undecided")])[0] == "undecided"
     assert state(("fp8-kv",), [tested("fp8-weights", "fails")])[0] == "untested", "another part says nothing"
     assert state(both, [kv, tested("fp8-weights", "fails")])[0] == "fails"
+
+
+def test_other_terms_are_held_against_these_with_their_power(monkeypatch):
+    """On demand 2.5 an hour, all in; owned 31250 over four years, of half the hours, and its power in use and idle."""
+    d = drawn("h100", replicas=1)
+    on_demand = rent("H100 SXM", 2.5)
+    owned = Offer("o", "owned", "EUR", "2026", "t", ("H100 SXM",), capex=31250.0, years=4.0, power_price=0.3, pue=1.5,
+                  utilisation=0.5)  # fmt: skip
+    now = plan_money.Basis({"H100 SXM": on_demand}, "on demand", "EUR")
+    then = plan_money.Basis({"H100 SXM": owned}, "owned", "EUR")
+    power = (500.0 + idle_w(d.deployment)) / 1000 * 0.3 * 1.5
+    hour = 31250 / (4 * 8766) / 0.5 + power
+    assert planning_more._at_other(1.0, d, now, then) == pytest.approx(hour / 2.5)
+    assert planning_more._at_other(1.0, d, then, now) == pytest.approx(2.5 / hour)
+    free = plan_money.Basis({"H100 SXM": rent("H100 SXM", 0.0)}, "on demand", "EUR")
+    assert planning_more._at_other(0.0, d, free, then) is None

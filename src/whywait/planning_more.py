@@ -97,7 +97,7 @@ def _sensitivity(
         out: dict[str, float | None] = {}
         for n, c in costs.items():
             was, held = plain[n], base[n]
-            out[n] = None if c is None or was is None or held is None else held * c / was
+            out[n] = None if c is None or was is None or held is None else held * (c / was if was else 1.0)
         return out
 
     machine_of = {d.shape.name: d.shape.machine for d in top}

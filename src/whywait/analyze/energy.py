@@ -210,6 +210,7 @@ def _chosen(
     found: dict[tuple[str, str], dict[str, Series]] = {}
     for name in ("energy_joules_total", "power_watts"):
         for s in series(run.readings, name, "gpu"):
+            s = _possible(s)
             found.setdefault(_key(s), {}).setdefault(name, s)  # the slices of a device (MIG) all tell the whole's
     meters = [Meter(f"{source} {gpu}".strip(), DEVICES, gpu, f.get("energy_joules_total"), f.get("power_watts"))
               for (source, gpu), f in sorted(found.items())]  # fmt: skip
@@ -229,6 +230,13 @@ def _chosen(
     order = sorted(meters, key=lambda m: used[m.name], reverse=True)
     out = order[devices:]
     return order[:devices], tuple(m.name for m in out), max(used[m.name] for m in out)
+
+
+def _possible(s: Series) -> Series:
+    """Without what no meter can have read: negative or endless values. What is left is judged by how much it covers."""
+    real = np.isfinite(s.values) & (s.values >= 0)
+    return s if real.all() else s._replace(asked_ns=s.asked_ns[real], answered_ns=s.answered_ns[real],
+                                           values=s.values[real])  # fmt: skip
 
 
 def _busy(run: Run, window: tuple[int, int]) -> dict[str, float]:

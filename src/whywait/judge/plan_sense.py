@@ -68,7 +68,7 @@ def break_even(base: Mapping[str, float | None], machine_of: Mapping[str, str]) 
             best[machine_of[shape]] = min(cost, best.get(machine_of[shape], cost))
     top = best[machine_of[first]]
     return [{"machine": m, "factor": top / c} for m, c in sorted(best.items(), key=lambda x: x[1])
-            if m != machine_of[first]]  # fmt: skip
+            if m != machine_of[first] and c > 0]  # fmt: skip
 
 
 class Experiment(NamedTuple):

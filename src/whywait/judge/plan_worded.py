@@ -38,7 +38,7 @@ def hour(p: Plan, r: Plan) -> str:
     money, paid, used = p["basis"]["currency"], r["paid"], r["hourly"]
     if paid is None or used is None:
         return f"an hour of it in {money} is not known"
-    if paid > 0.9995 * used:
+    if paid >= 0.9995 * used:
         return f"{number(paid)} {money} an hour"
     return f"{number(paid)} {money} an hour paid, {number(used)} an hour of use (utilisation {percent(paid / used)})"
 

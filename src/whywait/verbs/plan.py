@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -147,7 +148,7 @@ def _budget(text: str | None) -> float | None:
         value = float(amount)
     except ValueError:
         value = 0.0
-    if not value > 0 or per.strip() not in ("", "h"):
+    if not 0 < value < math.inf or per.strip() not in ("", "h"):
         raise UsageError(f"--budget: {text!r} is not an amount an hour", "such as 20/h, in the currency of the prices")
     return value
 
