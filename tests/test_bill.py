@@ -85,6 +85,36 @@ def test_what_failed_or_was_late_is_charged_to_the_good() -> None:
     assert got["per_million_effective_tokens"] / got["per_million_output_tokens"] == pytest.approx(70 / 56)
 
 
+def test_what_we_cut_ourselves_is_no_failure_of_the_service_and_charged_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 70 requests ten failed; the last 14 were cut off by the end of the run, and seven left by their client."""
+
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        what = "censored" if i >= 56 else "cancelled" if i >= 49 else "timeout" if i < 10 else "ok"
+        return {**r, "outcome": what, "fault": "none"}
+
+    run = service(readings=meters(300.0), change=change, partial=True)
+    p = one(run, EUR)
+    kinds = ("good", "late", "failed", "censored", "cancelled")
+    assert [p["work"][f"{k}_requests"] for k in kinds] == pytest.approx([39, 0, 10, 14, 7])
+    assert sum(p["work"][f"{k}_requests"] for k in kinds) == pytest.approx(p["work"]["requests"])
+    spent = p["shares"][0]["spent_on"]
+    assert list(spent) == list(kinds)
+    assert sum(spent.values()) == pytest.approx(1)
+    assert spent["censored"] == pytest.approx(2 * spent["cancelled"], rel=0.05)
+    assert figures(p["energy"])["per_good_request"] == pytest.approx(300 * 70 / 39)  # still charged
+    run.save(tmp_path / "r")
+    assert main(["bill", str(tmp_path / "r"), "--html", str(tmp_path / "b.html")]) == 0
+    page, said = (tmp_path / "b.html").read_text(), capsys.readouterr().out
+    for text in (page, said):
+        assert "56 % were good, 20 % cut off by the end of the run, 10 % cancelled by their client" in text
+        assert "70 requests: 39 good, 0 late, 10 failed, 14 cut off by the end of the run" in text
+        assert f"{spent['censored'] * 100:.0f} % on requests cut off by the end of the run" in text
+    none = one(service(readings=meters(300.0), change=lambda i, r: {**change(i, r), "outcome": "censored"}))
+    assert none["energy"]["per_good_request"]["why"].endswith("none ended well, 70 were cut off by the end of the run")
+
+
 def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
     p = one(service(readings=meters(300.0), slo={"ttft_ms": 1.0}), EUR)
     for found in (p["energy"], p["money"][0]):
@@ -97,6 +127,24 @@ def test_nothing_good_has_no_cost_and_the_total_is_stated() -> None:
     assert all(r["why"] and r["j_per_good_request"] is None for r in p["shares"][0]["by_prompt"])
     dead = service(readings=meters(300.0), change=lambda i, r: {**r, "outcome": "timeout", "fault": "service"})
     assert "none ended well" in one(dead)["energy"]["per_good_request"]["why"]
+
+
+def test_that_nothing_was_good_is_said_before_that_no_energy_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first would keep the cost unknown whatever was metered; shares are of device time, not of what is unknown."""
+    runs = [service(n=20, slo={"ttft_ms": 1.0}), service(n=20, slo={"ttft_ms": 1.0})]
+    for run, where in ((runs[0], ""), (join(runs), " (at concurrency 1, the first of 2 loads)")):
+        folder = tmp_path / str(len(run.points))
+        run.save(folder)
+        assert main(["bill", str(folder)]) == 0
+        said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        why = "of 20 requests 20 ended well and none was within its SLO"
+        assert said[0] == f"What 1,000 good requests cost is not known: {why}{where}"
+        assert "by device time 100 % on late requests" in said
+        assert "– no figure per million output tokens: no energy is known" in said  # tokens were made
+    unmetered = one(service(n=20))["energy"]
+    assert unmetered["per_good_request"]["why"] == "no energy is known"
 
 
 def test_the_summary_has_the_figures_of_the_bill() -> None:
@@ -283,6 +331,11 @@ def test_the_share_of_every_request(tmp_path: Path, capsys: pytest.CaptureFixtur
         rows = list(csv.DictReader(file))
     assert len(rows) == 70
     assert sum(int(r["nanojoules"]) for r in rows) == round(found["energy"]["joules"] * 1e9)
+    assert len(found["money"]) > 1
+    for m in found["money"]:  # the offers that ship for the machine, as in the bill
+        shares = [int(r[f"billionths {m['currency']}: {m['name']}"]) for r in rows]
+        assert sum(shares) == round(m["total"] * 1e9)
+        assert shares[12] == pytest.approx(shares[0] * 19 / 7, abs=2)
     tokens = {r["nanojoules"]: float(r["output_tokens"]) for r in rows}
     assert max(tokens, key=int) == next(k for k, v in tokens.items() if v == max(tokens.values()))
     assert main(["bill", path, "--requests", str(tmp_path / "no" / "each.csv")]) == 2
@@ -294,6 +347,8 @@ def test_the_share_of_every_request(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--price-per-hour", "2.5"], "currency"),
         (["--currency", "EUR"], "converts nothing"),
         (["--price-per-hour", "2.5", "--currency", "E"], "ISO 4217"),
+        (["--price-per-hour", "2.5", "--currency", "euro"], "--currency: 'euro'"),
+        (["--price", "none.toml"], "docs/bill.md"),
         (["--share-by", "luck"], "luck"),
         (["--power-model", "x=1"], "KEY=WATTS"),
         (["--price", "none.toml"], "cannot be read"),

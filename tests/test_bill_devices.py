@@ -173,6 +173,7 @@ def test_a_local_service_is_found_by_its_port_and_asked_for_its_command(tmp_path
             assert facts["devices"] == 1
         else:
             assert (facts["devices"], facts["devices_how"]) == (2, "its command: -tp 2")
+            assert facts["layout"] == {"tp": 2}
         far = Target(parse_url("http://192.0.2.1:8000", "chat"), "m", engine=VLLM)
         assert devices_of(far, None)[0]["devices"] is None
         assert devices_of(dataclasses.replace(target, simulated=True), None) == ({}, [])

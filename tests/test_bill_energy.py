@@ -9,12 +9,14 @@ import pytest
 
 from tests.analysis_runs import S
 from tests.bill_runs import meters, service
+from whywait.analyze.bill import Ask, bill
 from whywait.analyze.energy import Energy, between, energy_of
 from whywait.analyze.energy_checks import checks_of, worst
 from whywait.analyze.energy_model import PowerModel, parse_model
 from whywait.analyze.window import window_of
 from whywait.core.run import Run
 from whywait.errors import UsageError
+from whywait.physics.prices import Offer
 from whywait.probe.host import Energy as Rapl
 
 WINDOW = (10 * S, 80 * S)
@@ -174,6 +176,15 @@ def test_power_alone_is_integrated_and_undecided() -> None:
     assert states(run, e)["a meter was read"] == "undecided"
 
 
+@pytest.mark.parametrize("value", [-5.0, math.inf, -math.inf])
+def test_what_no_meter_can_have_read_is_left_out(value: float) -> None:
+    rows = meters(400.0, only=("power_watts",))
+    true = energy_of(service(readings=rows), WINDOW).joules
+    rows[300]["value"] = value
+    found = bill(service(readings=rows), Ask())["points"][0]["energy"]
+    assert found["joules"] == pytest.approx(true)
+
+
 def test_counter_and_power_that_disagree_fail() -> None:
     rows = meters(300.0, only=("energy_joules_total",)) + meters(400.0, only=("power_watts",))
     run = service(readings=rows)
@@ -228,9 +239,7 @@ def test_no_meter_is_null_and_a_stated_model_is_labelled() -> None:
 
 
 def test_the_host_is_added_where_rapl_is_read() -> None:
-    host = [{"asked_ns": r["asked_ns"], "source": "host", "name": "package_energy_joules_total",
-             "labels": '{"zone": "0"}', "value": r["value"]}
-            for r in meters(120.0, only=("energy_joules_total",))]  # fmt: skip
+    host = _host(120.0)
     run = service(readings=meters(300.0) + host)
     e = energy_of(run, WINDOW)
     assert e.joules == pytest.approx(420 * 70, rel=1e-6)
@@ -252,6 +261,43 @@ def test_idle_power_is_read_where_nothing_was_in_flight() -> None:
     named = service(readings=meters(300.0, seconds=(0.1, 70.5, 0.1)), machine={"gpus": [{"name": "NVIDIA H100 80GB"}]})
     assert energy_of(named, WINDOW).idle.how == "modelled"
     assert energy_of(service(readings=meters(300.0, seconds=(0.1, 70.5, 0.1))), WINDOW).idle.watts is None
+
+
+def _host(watts: Any, **more: Any) -> list[dict[str, Any]]:
+    """Readings of a RAPL package that draws ``watts``."""
+    return [{"asked_ns": r["asked_ns"], "source": "host", "name": "package_energy_joules_total",
+             "labels": '{"zone": "0"}', "value": r["value"]}
+            for r in meters(watts, only=("energy_joules_total",), **more)]  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [(-3.0, 90.0, 0.1), (0.1, 70.5, 0.1)])
+def test_hours_without_use_draw_the_host_too(seconds: tuple[float, float, float]) -> None:
+    """Half of the hours: as long again as the window, with nothing to do, by every meter that is in the energy."""
+    own = Offer("own", "owned", "EUR", "2026", "test", capex=8766.0, years=1, power_price=3.6, utilisation=0.5)
+
+    def items(run: Run, model: PowerModel | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = bill(run, Ask((own,), model=model))["points"][0]["money"][0]
+        return {"idle": found["items"]["power of idle hours"], "why": found["why"]}
+
+    stated = PowerModel(30, 90, 20)
+    each = 3.6 / 3.6e6 * 70  # money per W
+    assert items(service(), stated) == {"idle": pytest.approx((30 + 20) * each), "why": None}
+    assert items(service(), PowerModel(30, 90))["idle"] == pytest.approx(30 * each)  # nor is the host in the rest
+
+    read = lambda idle, busy: lambda t: idle if t < 0 or t > 71 else busy  # noqa: E731
+    both = service(readings=meters(read(110.0, 500.0), seconds=seconds) + _host(read(80.0, 150.0), seconds=seconds))
+    cpu = service(readings=_host(read(80.0, 150.0), seconds=seconds), devices=None,
+                  machine={"engine_is_local": True, "gpus": []})  # fmt: skip
+    if seconds[0] < 0:
+        assert items(both)["idle"] == pytest.approx((110 + 80) * each, rel=1e-2)
+        assert items(cpu)["idle"] == pytest.approx(80 * each, rel=1e-2)
+    else:  # never read at rest: not known, and never left out
+        for run in (both, cpu):
+            assert items(run)["idle"] is None
+            assert "--power-model host_w" in items(run)["why"]
+    assert items(both, PowerModel(100, 500, 60))["idle"] == pytest.approx((100 + 60) * each)
+    seldom = service(readings=meters(300.0) + _host(read(80.0, 150.0), seconds=(-200.0, 560.0, 150.0)))
+    assert energy_of(seldom, WINDOW).idle_host_w == pytest.approx(80)  # not from before the work to after it
 
 
 def test_others_work_on_the_engine_fails() -> None:

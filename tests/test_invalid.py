@@ -18,6 +18,7 @@ from tests.analysis_runs import MS, Service, make_run
 from tests.test_nothing_lost import _cut_sweep
 from whywait.analyze import offered
 from whywait.analyze.summary import summarize
+from whywait.analyze.trust import doubts
 from whywait.cli import main
 from whywait.core.run import Run
 from whywait.load.stub import StubProcess
@@ -61,6 +62,38 @@ def test_one_late_send_is_no_p99() -> None:
 def test_a_short_span_is_off_by_no_more_than_a_lag() -> None:
     """Four requests in 30 ms, the last 2 ms late: 6 % off the rate, and every send on time."""
     assert _open([0.0, 0.0, 0.0, 2.0])["points"][0]["offered"]["valid"] is True
+
+
+def _cut(after: int, behind_ms: float = 0.5, **manifest: Any) -> tuple[dict[str, Any], list[str]]:
+    """Summary and doubts of an open loop of 400 requests, one each 10 ms and later one each 20 ms, that was cut
+    when request ``after`` was due; the client sent each of those before ``behind_ms`` late."""
+    due = [(10 * i + 10 * max(i - 100, 0)) * MS for i in range(400)]
+    due[after] = due[after - 1] + 2 * MS
+    end, rows = due[after] + MS, []
+    for t in due:
+        sent = t + round(behind_ms * MS)
+        row = {"due_ns": t, "sent_ns": sent, "first_ns": sent + MS, "last_ns": sent + 50 * MS, "end_ns": sent + 50 * MS}
+        if sent >= end or t == due[after]:
+            row = {"due_ns": t, "outcome": "never_sent", "detail": "interrupted"}
+        elif row["end_ns"] > end:
+            row = {"due_ns": t, "sent_ns": sent, "end_ns": end, "outcome": "censored", "detail": "interrupted"}
+        rows.append(row)
+    point = {"mode": "rate", "target": 100.0, "start_ns": 0, "end_ns": end}
+    run = make_run(rows, points=[point], **{"partial": True, **manifest})
+    return summarize(run), [d["what"] for d in doubts(run)]
+
+
+@pytest.mark.parametrize("after", [8, 30, 150])
+def test_what_was_cut_is_held_to_the_rate_of_the_time_it_was_offered(after: int) -> None:
+    """The rest of the timetable was never due; nor is the one that was due as it was cut a send that is missing."""
+    s, said = _cut(after)
+    assert (s["invalid"], s["points"][0]["offered"]["valid"]) == ([], True)
+    assert "the load was not offered as planned" not in said
+    late, _ = _cut(after, behind_ms=60.0)
+    assert "sends were 60.0 ms late" in late["invalid"][0]  # a client that was late is late, cut or not
+    whole, said = _cut(150, partial=False)
+    assert "were sent" in whole["invalid"][0]  # what a run that was not cut left out is missing
+    assert "the load was not offered as planned" in said
 
 
 def _closed(late_ms: float, after: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from whywait import deciding, planning, planning_facts, planning_search, simulating
+from whywait import deciding, planning, planning_facts, planning_quality, planning_search, simulating
 from whywait.cli import main
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError
@@ -291,25 +291,25 @@ def test_a_run_stands_beside_the_simulated_ones(run_dir: Path):
 def test_a_comparison_of_answers_is_read(monkeypatch, claims, model, same, state):
     result = {"claims": [{"state": c} for c in claims], "arms": {"A": {"model": model}, "B": {"model": model}},
               "plan": {"same": same}, "partial": False, "headline": "said"}  # fmt: skip
-    monkeypatch.setattr(planning_facts.qualifying, "load", lambda _: SimpleNamespace(result=lambda: result))
+    monkeypatch.setattr(planning_quality.qualifying, "load", lambda _: SimpleNamespace(result=lambda: result))
     arch = simulating.deployment_of("h100", "llama-3.1-8b").model
-    (t,) = planning_facts.quality_of([("fp8-weights", "DIR")], arch, [("fp8-weights",)])
+    (t,) = planning_quality.quality_of([("fp8-weights", "DIR")], arch, [("fp8-weights",)])
     assert t.state == state
     if model == "my-own-name":
         assert "serve it as Llama-3.1-8B" in t.note
-    assert planning_facts.quality_state(("fp8-weights",), [t])[0] == state
-    assert planning_facts.quality_state((), [t])[0] == "as published"
-    both = planning_facts.quality_state(("fp8-weights", "fp8-kv"), [t])
+    assert planning_quality.quality_state(("fp8-weights",), [t])[0] == state
+    assert planning_quality.quality_state((), [t])[0] == "as published"
+    both = planning_quality.quality_state(("fp8-weights", "fp8-kv"), [t])
     assert both[0] == ("fails" if state == "fails" else "untested")
 
 
 def test_a_comparison_that_could_be_of_several_must_be_named(monkeypatch):
     result = {"claims": [], "arms": {}, "plan": {"same": False}, "partial": False, "headline": ""}
-    monkeypatch.setattr(planning_facts.qualifying, "load", lambda _: SimpleNamespace(result=lambda: result))
+    monkeypatch.setattr(planning_quality.qualifying, "load", lambda _: SimpleNamespace(result=lambda: result))
     arch = simulating.deployment_of("h100", "llama-3.1-8b").model
     with pytest.raises(UsageError, match="of which candidates"):
-        planning_facts.quality_of([("", "DIR")], arch, [("fp8-kv",), ("fp8-weights",)])
-    (t,) = planning_facts.quality_of([("", "DIR")], arch, [("fp8-kv",)])
+        planning_quality.quality_of([("", "DIR")], arch, [("fp8-kv",), ("fp8-weights",)])
+    (t,) = planning_quality.quality_of([("", "DIR")], arch, [("fp8-kv",)])
     assert t.techniques == ("fp8-kv",)
 
 
@@ -390,7 +390,7 @@ def test_of_those_that_may_not_be_first_the_cheapest_are_shown():
 def test_a_damaged_plan_is_not_made_again(tmp_path: Path, capsys):
     (tmp_path / "plan.json").write_text('{"kind": "plan", "inputs": {"space": {}}}')
     assert main(["plan", "--again", str(tmp_path), "--out", str(tmp_path / "p")]) == 2
-    assert "'single' is missing" in capsys.readouterr().err
+    assert "is missing" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
     assert "not whole" in capsys.readouterr().err
 
@@ -426,7 +426,8 @@ def test_draws_are_spread_as_their_prior_is(found):
 
 
 def test_the_page_says_ties_growth_and_what_is_open(found):
-    tied = {**found, "ties": [r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"]][:1]}
+    other = next(r["name"] for r in found["rows"] if r["shape"] != found["rows"][0]["shape"])
+    tied = {**found, "ties": [other], "rows": [{**r, "tie": r["name"] == other} for r in found["rows"]]}
     page = plan_html.render(tied)
     assert "It is not surely cheaper than" in page
     assert "With the growth of 50 %, " in page

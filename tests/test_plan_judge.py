@@ -111,6 +111,20 @@ def test_offers_are_compared_by_terms_that_all_have():
     assert plan_money.basis([offer("A", 5.0), offer("B", 2.0, "owned")], ["A", "B"]).mixed
 
 
+def test_the_cheapest_offer_is_that_with_its_power():
+    """All in it costs 2.00 an hour; without its power the other looks cheaper, and is not: 0.7 kW × 1.5 × 2.0."""
+    all_in = Offer("a", "owned", "EUR", "2026", "t", ("H100 SXM",), per_device_hour=2.0)
+    bare = Offer("b", "owned", "EUR", "2026", "t", ("H100 SXM",), capex=40000.0, years=4.0, power_price=2.0, pue=1.5)
+    assert sum(bare.hourly().values()) < 2.0
+    assert plan_money.basis([bare, all_in], ["H100 SXM"]).offers["H100 SXM"] == all_in
+    assert plan_money.busy_hour(bare, "H100 SXM") > 2.5
+    assert plan_money.busy_hour(bare, "a machine of nobody's") == sum(bare.hourly().values())
+
+
+def test_machines_that_cost_nothing_draw_level_with_none():
+    assert plan_sense.break_even({"a": 0.0, "b": 0.0}, {"a": "A", "b": "B"}) == []
+
+
 def test_power_is_paid_where_the_hour_does_not_hold_it():
     owned = Offer("o", "owned", "EUR", "2026", "t", capex=8 * 8766.0, devices=8, years=1.0, power_price=0.1, pue=1.5)
     assert plan_money.per_hour(owned, 8, 4000.0, 100.0) == pytest.approx(8 * 1.0 + 4.0 * 0.1 * 1.5)

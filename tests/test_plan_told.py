@@ -117,6 +117,32 @@ def test_which_candidate_rests_on_what_is_said_everywhere(run_dir: str, by_prior
     assert "calibrated elsewhere" in page
 
 
+def test_what_the_run_changed_is_said(by_prior: dict, by_run: dict):
+    assert by_prior["by_prior"] is None
+    assert plan_told.changed(by_prior) == ""
+    was = by_run["by_prior"]
+    assert (was["first"], was["kinds"]) == (by_prior["first"], 2), "what the plan without the run has first"
+    assert was["first"] != by_run["first"]
+    said = plan_told.changed(by_run)
+    now = next(r for r in by_run["rows"] if r["shape"] == was["shape"] and r["eligible"])
+    assert f"{was['first']} (" in said
+    assert f"by the run that kind is {now['name']} (" in said
+    assert said in plan_html.render(by_run)
+
+
+@pytest.mark.parametrize(("first", "rows", "words"), [
+    ("2 × A", [], "the same would be first: 2 × A"),
+    ("3 × B", [], "no size of that kind surely keeps the SLO"),
+    ("3 × B", ["2 × A"], "by the run it costs 5.00 EUR"), ("3 × B", ["4 × A"], "by the run that kind is 4 × A (5.00"),
+])  # fmt: skip
+def test_each_way_a_run_may_change_a_plan(first: str, rows: list[str], words: str):
+    made = [{"name": n, "shape": "A", "eligible": True, "figures": {"cost": {"value": 5.0}}} for n in rows]
+    prior = {"first": "2 × A", "shape": "A", "cost": 4.0, "kinds": 3}
+    plain = {"first": first, "rows": made, "basis": {"currency": "EUR"}, "by_prior": prior}
+    assert words in plan_told.changed(plain)
+    assert "none would surely keep" in plan_told.changed({**plain, "by_prior": {**prior, "first": None}})
+
+
 def test_another_machine_is_known_less_surely(by_run: dict):
     def width(machine: str) -> float:
         f = next(r["figures"]["tpot_ms_p95"] for r in by_run["rows"] if r["machine"] == machine and r.get("layout"))
@@ -197,8 +223,12 @@ def test_from_the_command_line(run_dir: str, tmp_path: Path, capsys):
     text = capsys.readouterr().out
     assert "cal." in text
     assert f"calibrated on {run_dir}" in text
+    assert "by the prior alone, of the 1 kind" in " ".join(text.split())
     rows = list(csv.DictReader((tmp_path / "a" / "plan.csv").read_text(encoding="utf-8").splitlines()))
     assert {r["calibrated_by"] for r in rows if r["basis"] == "calibrated"} == {run_dir}
-    assert all(r["prices_of"] for r in rows), "each amount has its date"
+    assert all(r["prices_of"] and r["price_source"] for r in rows), "each amount has its date and source"
+    assert {(r["engine"], r["layout"]) for r in rows if r["kind"] != "simulated" or r["basis"] == "simulated"} == {
+        ("vllm", "tp=1")
+    }, "of the run, too"
     assert main([*args, "--no-calibrate", "--out", str(tmp_path / "b")]) == 0
     assert "calibrated on" not in capsys.readouterr().out

@@ -18,7 +18,7 @@ from whywait.errors import UsageError
 
 #: What the engine was told, which a page of metrics or an address alone does not give away.
 LIMITS: Final = ("slots", "kv_tokens", "ctx_per_slot", "enable_prefix_caching", "threads", "cpus", "kind",
-                 "devices", "devices_how", "device_kind", "device_ids")  # fmt: skip
+                 "devices", "devices_how", "device_kind", "device_ids", "layout")  # fmt: skip
 SHAPE: Final = ("model_bytes", "model_params", "model_shape")
 
 

@@ -293,7 +293,7 @@ def rate(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rate in requests per second")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and below a million")
     return value
 
 

@@ -97,7 +97,9 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--rate", type=rate, metavar="R", help="requests per second (default: the workload's own)")
     asked(p)
     g.add_argument("--share", type=share, default=0.95, metavar="S", help="of requests that must keep the SLO (0.95)")
-    g.add_argument("--growth", type=rate, default=0.0, metavar="F", help="to have room for: 0.5 is half as much again")
+    g.add_argument(
+        "--growth", type=rate, default=0.0, metavar="F", help="is the first enough for it? 0.5: half as much again"
+    )
     g.add_argument("--quality", action="append", default=[], metavar="[NAMES=]DIR",
                    help="a comparison by 'whywait quality': fp8-weights+fp8-kv=DIR; repeatable")  # fmt: skip
     g = p.add_argument_group("money (docs/bill.md)")
@@ -107,7 +109,7 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--currency", metavar="CODE", help="USD, EUR, …: only offers in it count (nothing is converted)")
     g.add_argument("--price-date", metavar="DATE", help="of what is given here (default: today)")
     g.add_argument("--terms", metavar="TERMS", help="'on demand', reserved or owned (default: what most machines have)")
-    g.add_argument("--budget", metavar="AMOUNT", help="at most: 20/h, in that currency")
+    g.add_argument("--budget", metavar="AMOUNT", help="paid at most, used or not: 20/h, in that currency")
     p.add_argument("--draws", type=positive, default=12, metavar="N", help="of what is not known (default 12)")
     p.add_argument("--jobs", type=positive, default=0, metavar="N", help="processes at most (default: one per core)")
     p.add_argument("--again", metavar="PLAN", help="make a kept plan again from its inputs alone")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from whywait import __version__, planning_facts, planning_more
 from whywait.analyze.bill import Ask as BillAsk
 from whywait.analyze.bill import bill
-from whywait.core.schedule import Workload
 from whywait.core.workload import SLO_KEYS
 from whywait.errors import UsageError
 from whywait.judge import plan as judged
@@ -22,9 +20,11 @@ from whywait.judge import plan_answers, plan_money, plan_sense
 from whywait.judge.plan import Floats, Row
 from whywait.judge.plan_told import CALIBRATED, OTHER, PRIOR
 from whywait.physics import machines
-from whywait.physics.prices import Offer, offer_of
-from whywait.planning_facts import Measured, quality_of, quality_state
+from whywait.physics.prices import Offer
+from whywait.planning_ask import Ask
+from whywait.planning_facts import Measured
 from whywait.planning_loads import Want
+from whywait.planning_quality import Tested, quality_of, quality_state
 from whywait.planning_search import Drawn, Progress, Search, Sized, finalists, idle_w, needed
 from whywait.planning_space import Shape, Space, low_precision, shapes_of, space_of
 from whywait.planning_told import calibrated
@@ -35,62 +35,6 @@ from whywait.simulating import known_error
 from whywait.twin.told import Told
 
 FIGURES = ("cost", "goodput", "latency", "energy", "share", "ttft_ms_p95", "tpot_ms_p95", "power_w")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Everything a plan is made from; ``plan.json`` keeps it and :meth:`from_dict` reads it back."""
-
-    space: Space
-    workload: Workload
-    rate: float
-    slo: Mapping[str, float] = field(default_factory=dict)
-    share: float = 0.95
-    growth: float = 0.0
-    offers: tuple[Offer, ...] = ()
-    terms: str | None = None
-    currency: str | None = None
-    budget: float | None = None
-    runs: tuple[str, ...] = ()
-    quality: tuple[tuple[str, str], ...] = ()
-    own_prices: bool = False
-    workload_file: str | None = None
-    catalog: str | None = None
-    seed: int = 1
-    draws: int = 12
-    jobs: int = 0
-    calibrate: bool = True
-    baseline: str = ""  # what the runs do not tell of their service, as of ``whywait what-if --baseline``
-
-    def as_dict(self) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("space", "workload")}
-        plain |= {"offers": [_offer(o) for o in self.offers], "runs": list(self.runs), "slo": dict(self.slo),
-                  "quality": [list(q) for q in self.quality]}  # fmt: skip
-        return {"space": self.space.as_dict(), "workload": self.workload.as_dict(), **plain}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Ask:
-        """
-        Raises:
-            UsageError: it is not what a plan keeps.
-        """
-        try:
-            more = {k: v for k, v in raw.items() if k not in ("space", "workload", "offers", "runs", "quality")}
-            s = dict(raw["space"])
-            single = [(*x[:4], x[4]) for x in s.pop("single")]
-            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in s.items()}
-            offers = tuple(offer_of(o) for o in raw["offers"])
-            pairs = tuple((str(a), str(b)) for a, b in raw["quality"])
-            return cls(Space(single=tuple(single), **made), Workload.from_dict(dict(raw["workload"])), offers=offers,
-                       runs=tuple(raw["runs"]), quality=pairs, **more)  # fmt: skip
-        except (KeyError, TypeError, ValueError) as exc:
-            what = f"{exc} is missing" if isinstance(exc, KeyError) else str(exc)
-            raise UsageError(f"the inputs of that plan cannot be read: {what}", "a plan.json of whywait plan") from None
-
-
-def _offer(o: Offer) -> dict[str, Any]:
-    plain = {k: v for k, v in o.__dict__.items() if v is not None and v != ""}
-    return {**plain, "machines": list(o.machines)}
 
 
 def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
@@ -114,16 +58,10 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     money = plan_money.basis(ask.offers, names, ask.terms, ask.currency)
     search = Search(want, money.offers, progress)
     states = {s.name: quality_state(needs[s.name], tested) for s in shapes}
-    sized, dropped = search.screen(shapes)
-
-    def tested_so(s: Shape) -> bool:
-        return states[s.name][0] in judged.TESTED
-
-    dropped += search.least(sized, tested_so)
-    chosen = finalists(sized, tested_so)
+    sized, dropped, chosen = _screened(search, shapes, states)
     drawn = search.draw(chosen)
     rows, entries = _rows(drawn, states, money, search)
-    runs = _given(ask, search, money, model.name)
+    runs = _given(ask, search, money, (model.name, tested))
     for m in (m for found, _ in runs for m in found):
         rows.append(m.row)
         entries[m.row.name] = m.entry
@@ -141,6 +79,9 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
         "workload": planning_facts.workload_facts(ask.workload, ask.rate, ask.workload_file),
     }  # fmt: skip
     _judge(found, rows, entries)
+    found["beyond_budget"] = _beyond(found, rows, shapes, (states, money, search))
+    sure = [x.shape for x in chosen if states[x.shape.name][0] in judged.TESTED]
+    found["by_prior"] = _by_prior(sure, states, money, (want, progress))
     order = {r.name: i for i, r in enumerate(judged.ranked(rows))}
     best = sorted((d for d in drawn if _name(d) in order), key=lambda d: order[_name(d)])
     found |= planning_more.more(search, best, rows, (ask, money, states))
@@ -153,8 +94,39 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     return found
 
 
+def _screened(
+    search: Search, shapes: Sequence[Shape], states: Mapping[str, tuple[str, str]]
+) -> tuple[list[Sized], list[dict[str, str]], list[Sized]]:
+    """What was sized, what was left out and why, and what goes on."""
+
+    def tested(s: Shape) -> bool:
+        return states[s.name][0] in judged.TESTED
+
+    sized, dropped = search.screen(shapes)
+    dropped += search.least(sized, tested)
+    return sized, dropped, finalists(sized, tested)
+
+
+def _beyond(
+    found: Mapping[str, Any], rows: Sequence[Row], shapes: Sequence[Shape],
+    of: tuple[Mapping[str, tuple[str, str]], plan_money.Basis, Search],
+) -> dict[str, Any] | None:  # fmt: skip
+    """Where nothing within the budget may be first, what would be without it; None where nothing would, or there is no
+    need to ask."""
+    states, money, search = of
+    if found["first"] is not None or search.want.budget is None:
+        return None
+    free = Search(dataclasses.replace(search.want, budget=None), money.offers, search.progress)
+    drawn = free.draw(_screened(free, shapes, states)[-1])
+    runs = [dataclasses.replace(r, affordable=True) for r in rows if not r.affordable]
+    order = judged.ranked([*_rows(drawn, states, money, free)[0], *runs])
+    if not order or not order[0].eligible:
+        return None
+    return {"name": order[0].name, "paid": order[0].figures["paid"], "hourly": order[0].figures["hourly"]}
+
+
 def _given(
-    ask: Ask, search: Search, money: plan_money.Basis, model: str
+    ask: Ask, search: Search, money: plan_money.Basis, of: tuple[str, Sequence[Tested]]
 ) -> list[tuple[list[Measured], dict[str, Any]]]:
     """Of every run that was given the candidates that it is, and its story."""
 
@@ -163,7 +135,8 @@ def _given(
         return plan_money.basis(ask.offers, [machine or ""], money.terms, money.currency).offers[machine or ""]
 
     mean = (float(search.loads.sample.prompt_tokens.mean()), float(search.loads.sample.output_tokens.mean()))
-    return [planning_facts.measured(r, search.want, price, (*mean, model)) for r in ask.runs]
+    model, told = of[0], planning_facts.Told(of[1], ask.baseline)
+    return [planning_facts.measured(r, search.want, price, (*mean, model), told) for r in ask.runs]
 
 
 def _want(ask: Ask) -> Want:
@@ -206,16 +179,37 @@ def _rows(
         state, note = states[d.shape.name]
         if (need := _need(d, drawn, offer, search)) is not None:
             draws["cost"] = need
-        rows.append(Row(_name(d), d.shape.group, d.shape.name, central, draws, d.meets, state))
+        afford = plan_money.within(central["paid"], search.want.budget)
+        rows.append(Row(_name(d), d.shape.group, d.shape.name, central, draws, d.meets, state, afford))
         entries[_name(d)] = {
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
             "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
             "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
             "known_error": None if d.shape.told else known_error(d.deployment),
             "prior": drawn_from(d.shape.told.plain if d.shape.told else d.deployment), "doubts": _doubts(d),
-            **_basis(d.shape.told),
+            **_basis(d.shape.told), "whole_nodes": plan_money.whole_nodes(
+                offer, d.deployment.devices, central["power_w"], idle_w(d.deployment), d.deployment.machine.node),
         }  # fmt: skip
     return rows, entries
+
+
+def _by_prior(
+    shapes: Sequence[Shape], states: Mapping[str, tuple[str, str]], money: plan_money.Basis,
+    how: tuple[Want, Progress | None],
+) -> dict[str, Any] | None:  # fmt: skip
+    """What would be first without the runs, of the kinds that were looked at closely and may be first: sized and drawn
+    anew, by the prior alone. None where no run speaks of any of them."""
+    if not any(s.told for s in shapes):
+        return None
+    plain = [s if s.told is None else dataclasses.replace(s, deployment=s.told.plain, told=None) for s in shapes]
+    search = Search(how[0], money.offers, how[1])
+    sized, _ = search.screen(plain)
+    search.least(sized)
+    rows, _ = _rows(search.draw([x for x in sized if x.least is not None]), states, money, search)
+    order = [r for r in judged.ranked(rows) if r.eligible]
+    if not order:
+        return {"first": None, "shape": None, "cost": None, "kinds": len(shapes)}
+    return {"first": order[0].name, "shape": order[0].shape, "cost": order[0].figures["cost"], "kinds": len(shapes)}
 
 
 def _basis(told: Told | None) -> dict[str, Any]:
@@ -249,7 +243,7 @@ def _figures(d: Drawn, f: Mapping[str, float | None], offer: Offer | None, searc
     share = f.get("goodput_share")
     good = None if share is None else share * want.rate
     watts = f.get("power_w")
-    hour = plan_money.per_hour(offer, dep.devices, watts, idle_w(dep))
+    hour = plan_money.per_hour(offer, dep.devices, watts, idle_w(dep), dep.machine.node)
     at = {"ttft_ms": f.get("ttft_ms_p95"), "tpot_ms": f.get("tpot_ms_p95"), "itl_ms": f.get("tpot_ms_p95"),
           "e2e_ms": f.get("e2e_ms_p95")}  # fmt: skip
     limits = [v / limit for k, limit in want.limits.items() if (v := at.get(k)) is not None]
@@ -257,6 +251,7 @@ def _figures(d: Drawn, f: Mapping[str, float | None], offer: Offer | None, searc
         "cost": None if hour is None or not good else hour / (good * 3600) * 1000, "goodput": good, "share": share,
         "latency": max(limits) if limits else None, "energy": None if watts is None or not good else watts / good,
         "ttft_ms_p95": at["ttft_ms"], "tpot_ms_p95": at["tpot_ms"], "power_w": watts, "hourly": hour,
+        "paid": plan_money.paid(offer, hour),
     }  # fmt: skip
 
 
@@ -278,12 +273,13 @@ def _judge(found: dict[str, Any], rows: Sequence[Row], entries: Mapping[str, Map
         found["rows"].append({
             "rank": i + 1, "name": r.name, "shape": r.shape, "group": r.group, "meets": r.meets, "quality": r.quality,
             "eligible": r.eligible, "tie": r.name in tied, "front": r.name in front, "dominated_by": lost.get(r.name),
-            "first_is_cheaper": sure, "hourly": r.figures.get("hourly"), "figures": figures, **entries[r.name],
+            "first_is_cheaper": sure, "hourly": r.figures.get("hourly"), "paid": r.figures.get("paid"),
+            "affordable": r.affordable, "figures": figures, **entries[r.name],
         })  # fmt: skip
 
 
 def _short(sized: Sequence[Sized]) -> list[dict[str, str]]:
-    return [{"name": x.shape.name, "by": "one replica simulated", "why": x.why} for x in sized
+    return [{"name": x.shape.name, "by": "budget" if x.cut else "one replica simulated", "why": x.why} for x in sized
             if x.least is None and x.why and "at its bound" not in x.why]  # fmt: skip
 
 
@@ -301,7 +297,8 @@ def _counts(
         "refused": len(refused), "by_bound": sum(d["by"] in ("bound", "capacity") for d in dropped),
         "by_cost": sum(d["by"] == "cost at its bound" for d in dropped),
         "too_small": smaller, "larger_than_needed": larger,
-        "not_at_any_size": sum(x.least is None and "at its bound" not in x.why for x in sized),
+        "by_budget": sum(d["by"] == "budget" for d in [*dropped, *_short(sized)]),
+        "not_at_any_size": sum(x["by"] != "budget" for x in _short(sized)),
         "sized": sum(x.least is not None for x in sized), "in_draws": len(chosen), "points_simulated": search.simulated,
     }  # fmt: skip
 
@@ -325,6 +322,8 @@ def _billed(
     c = search.whole(first.deployment, search.want.rate, keep="sample").cell
     run = service.simulate(c.deployment, search.loads.list[c.schedule], c.mode, c.target, c.seed, options=c.options)
     offer = money.offers.get(first.shape.machine)
+    if offer is not None and c.deployment.replicas < first.replicas:  # nodes that a part does not fill, all of it does
+        offer = dataclasses.replace(offer, sold_by="device")
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]
     keys = ("per_good_request", "per_million_effective_tokens", "per_million_output_tokens")
     money_of = [{**{k: m[k] for k in keys}, "name": m["name"], "currency": m["currency"]} for m in got["money"]]

@@ -11,11 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from whywait.core.schedule import Schedule, Workload
+from whywait.errors import UsageError
 from whywait.load.recipe import Load, schedule_of
 
 DRAWS = 12
 FULL, MOST = 400, 4000  # requests of a whole service's trial at least and at most
 SPAN_S = 60.0
+THINNEST = 1e-7  # requests a second of an engine: time is counted in ns of 64 bits, ``FULL`` of them must go in
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Want:
     seed: int = 1
     jobs: int = 0
     draws: int = DRAWS
-    budget: float | None = None  # money an hour
+    budget: float | None = None  # money paid an hour, used or not
 
     @property
     def limits(self) -> dict[str, float]:
@@ -52,12 +54,16 @@ class Loads:
     def at(
         self, rate: float, k: int = 0, least: int = FULL, change: Callable[[Schedule], Schedule] | None = None
     ) -> int:
-        """The number of the schedule of the ``k``-th seed at ``rate``."""
+        """The number of the schedule of the ``k``-th seed at ``rate``.
+
+        Raises:
+            UsageError: see :func:`_can_be`.
+        """
         key = (round(rate, 9), k, least, change)
         if key not in self._at:
             w = dataclasses.replace(self.want.workload, seed=self.want.workload.seed + k)
             n = max(least, min(MOST, math.ceil(rate * self.span)))
-            made, _ = schedule_of(Load("rate", rate, n), w, 0, 0)
+            made, _ = schedule_of(Load("rate", _can_be(rate), n), w, 0, 0)
             self.list.append(change(made) if change else made)
             self._at[key] = len(self.list) - 1
         return self._at[key]
@@ -68,13 +74,23 @@ class Loads:
 
     @cached_property
     def sample(self) -> Schedule:
-        return schedule_of(Load("rate", self.want.rate, FULL), self.want.workload, 0, 0)[0]
+        return schedule_of(Load("rate", _can_be(self.want.rate), FULL), self.want.workload, 0, 0)[0]
 
     @cached_property
     def span(self) -> float:
         """Seconds of load: long enough that the service is in its steady state for most of it."""
         token = self.want.limits.get("tpot_ms", 50.0) / 1e3
         return max(SPAN_S, 4 * token * float(self.sample.output_tokens.mean()))
+
+
+def _can_be(rate: float) -> float:
+    """
+    Raises:
+        UsageError: requests come so seldom that a trial of them takes a hundred years.
+    """
+    if rate < THINNEST:
+        raise UsageError(f"{rate:g} requests/s are too few to be simulated", "a higher --rate, or fewer devices")
+    return rate
 
 
 def scaled_output(by: float) -> Callable[[Schedule], Schedule]:

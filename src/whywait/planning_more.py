@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from whywait import planning_trial
 from whywait.core.schedule import Schedule
 from whywait.judge import plan_money, plan_sense
 from whywait.judge.plan import TESTED, Floats, Row
+from whywait.physics.prices import Offer
 from whywait.planning_loads import scaled_output, scaled_reuse
 from whywait.planning_search import Drawn, Search, idle_w
 from whywait.planning_space import Shape
@@ -32,7 +34,7 @@ def more(
     """``extra`` by name (headroom, growth, loss), ``sensitivity``, ``experiments``, ``untested``."""
     ask, money, states = of
     settled = [d for d in best if d.meets == "holds"][:SHOWN] or list(best[:SHOWN])
-    sense = _sensitivity(search, settled, ask, money, states)
+    sense = _sensitivity(search, settled, ask, money, (states, best, rows))
     return {"extra": _headroom(search, settled, ask.growth), "sensitivity": sense,
             "experiments": _experiments(search, best, rows, ask, money),
             "untested": plan_sense.untested(rows)}  # fmt: skip
@@ -75,8 +77,12 @@ def lost_with_a_node(d: Deployment) -> int:
 
 
 def _sensitivity(
-    search: Search, settled: Sequence[Drawn], ask: Any, money: plan_money.Basis, states: Mapping[str, tuple[str, str]]
-) -> dict[str, Any]:
+    search: Search, settled: Sequence[Drawn], ask: Any, money: plan_money.Basis,
+    of: tuple[Mapping[str, tuple[str, str]], Sequence[Drawn], Sequence[Row]],
+) -> dict[str, Any]:  # fmt: skip
+    states, best, rows = of
+    if not any(r.eligible for r in rows):  # nothing is first, so nothing can take its place
+        return {"by": BY, "base": {}, "flips": [], "skipped": [], "break_even": [], "terms": []}
     able = [d for d in settled if states[d.shape.name][0] in TESTED] or list(settled)
     shapes: dict[str, Drawn] = {}
     for d in able:
@@ -91,12 +97,15 @@ def _sensitivity(
         out: dict[str, float | None] = {}
         for n, c in costs.items():
             was, held = plain[n], base[n]
-            out[n] = None if c is None or was is None or held is None else held * c / was
+            out[n] = None if c is None or was is None or held is None else held * (c / was if was else 1.0)
         return out
 
     machine_of = {d.shape.name: d.shape.machine for d in top}
-    varied = plan_sense.priced(base, machine_of, BY)
-    skipped = []
+    wide, machines = _of_each_machine(base, machine_of, (best, rows), search, money)
+    varied = plan_sense.priced(wide, machines, BY)
+    drawn = {d.shape.machine for d in best}
+    skipped = [{"assumption": f"price of {m}", "why": _no_price_of(o, m in drawn)}
+               for m, o in money.offers.items() if m not in machines.values()]  # fmt: skip
     for name, change, acceptance, why in _assumptions(search, top):
         if why:
             skipped.append({"assumption": name, "why": why})
@@ -106,25 +115,46 @@ def _sensitivity(
             varied.append(plan_sense.Varied(name, f"{by - 1:+.0%}".replace("-", "−").replace("%", " %"), moved(costs)))
     terms = []
     for b in plan_money.all_terms(ask.offers, list(money.offers), money.currency):
-        other = {n: _at_other(c, money.offers.get(machine_of[n]), b.offers.get(machine_of[n])) for n, c in base.items()}
+        other = {n: _at_other(c, shapes[n], money, b) for n, c in base.items()}
         if any(c is not None for c in other.values()):
             varied.append(plan_sense.Varied("terms", b.terms, other))
             terms.append({"terms": b.terms, "costs": other})
     return {"by": BY, "base": base, "flips": [f.as_dict() for f in plan_sense.flips(base, varied)], "skipped": skipped,
-            "break_even": plan_sense.break_even(base, machine_of), "terms": terms}  # fmt: skip
+            "break_even": plan_sense.break_even(wide, machines), "terms": terms}  # fmt: skip
+
+
+def _of_each_machine(
+    base: Mapping[str, float | None], machine_of: Mapping[str, str], of: tuple[Sequence[Drawn], Sequence[Row]],
+    search: Search, money: plan_money.Basis,
+) -> tuple[dict[str, float | None], dict[str, str]]:  # fmt: skip
+    """Costs and machines of the shapes whose ranking is tried, and of every other machine its best that may be first:
+    a price is moved without simulating."""
+    best, rows = of
+    able = {r.name for r in rows if r.eligible}
+    costs, machines = dict(base), dict(machine_of)
+    for d in best:
+        if f"{d.shape.devices * d.replicas} × {d.shape.name}" in able and d.shape.machine not in machines.values():
+            costs[d.shape.name], machines[d.shape.name] = _safe(d, search, money), d.shape.machine
+    return costs, machines
+
+
+def _no_price_of(o: Offer | None, drawn: bool) -> str:
+    """Why the price of a machine was not moved."""
+    if o is None:
+        return "it has none"
+    return "none of it surely keeps the SLO with tested answers" if drawn else "no kind of it was left"
 
 
 def _safe(d: Drawn, search: Search, money: plan_money.Basis) -> float | None:
-    hour = plan_money.per_hour(money.offers.get(d.shape.machine), d.deployment.devices, _watts(d), idle_w(d.deployment))
+    hour = _hour(d, d.replicas, money)
     good = (d.central.get("goodput_share") or 0.0) * search.want.rate
     return None if hour is None or not good else hour / (good * 3600) * 1000
 
 
-def _at_other(cost: float | None, now: Any, then: Any) -> float | None:
-    """The cost by another offer: in proportion to what an hour of a device is."""
-    if cost is None or now is None or then is None:
-        return None
-    return float(cost * sum(then.hourly().values()) / sum(now.hourly().values()))
+def _at_other(cost: float | None, d: Drawn, now: plan_money.Basis, then: plan_money.Basis) -> float | None:
+    """The cost by other offers: in proportion to what an hour of the same devices comes to, their power in it."""
+    hours = _hour(d, d.replicas, now), _hour(d, d.replicas, then)
+    return None if cost is None or hours[0] is None or hours[1] is None or not hours[0] else cost * hours[1] / hours[0]
 
 
 def _assumptions(search: Search, top: Sequence[Drawn]) -> list[tuple[str, Callable[[float], Change] | None, bool, str]]:
@@ -153,9 +183,7 @@ def _costs(
     out: dict[str, float | None] = {d.shape.name: None for d in top}
     for (d, n), f in zip(asked, found, strict=True):
         if out[d.shape.name] is None and search.keeps(f):
-            hour = plan_money.per_hour(
-                money.offers.get(d.shape.machine), n * d.shape.devices, _watts(d), idle_w(d.deployment)
-            )
+            hour = _hour(d, n, money)
             good = (f["goodput_share"] or 0.0) * search.want.rate
             out[d.shape.name] = None if hour is None else hour / (good * 3600) * 1000
     return out
@@ -167,8 +195,10 @@ def _spread(low: int, high: int) -> list[int]:
     return sorted({round(x) for x in np.linspace(low, high, 9).tolist()})
 
 
-def _watts(d: Drawn) -> float | None:
-    return d.central.get("power_w")
+def _hour(d: Drawn, n: int, money: plan_money.Basis) -> float | None:
+    """Money of an hour of use of ``n`` replicas."""
+    offer, node = money.offers.get(d.shape.machine), d.deployment.machine.node
+    return plan_money.per_hour(offer, n * d.shape.devices, d.central.get("power_w"), idle_w(d.deployment), node)
 
 
 def _accepting(d: Deployment, by: float) -> Deployment:
@@ -186,7 +216,7 @@ def _experiments(
     for r in rows:
         hour = r.figures.get("hourly")
         shares = r.draws.get("share")
-        if hour is not None and shares is not None:
+        if hour is not None and shares is not None and r.affordable:
             hourly[r.name] = np.where(shares >= search.want.share, hour, np.inf)
     tested = {r.name for r in rows if r.quality in TESTED}
     small: dict[str, Shape] = {}  # what would be measured: one replica of a group's best
@@ -200,21 +230,13 @@ def _experiments(
         if shape is None:  # a run that was measured already
             continue
         replicas = next(d.replicas for d in best if d.shape.name == shape.name)
-        command = _command(search.want.rate / replicas, ask)
-        out.append({**e.as_dict(), "command": command, "shape": shape.name, "devices": shape.devices, "hours": TRIAL_H})
+        out.append({**e.as_dict(), "command": planning_trial.sweep(search.want.rate / replicas, ask),
+                    "serve": planning_trial.serving(shape), "then": planning_trial.afterwards(shape, ask),
+                    "shape": shape.name, "devices": shape.devices, "replicas": replicas,
+                    "hours": TRIAL_H})  # fmt: skip
     return out
 
 
 def _trial(s: Shape, money: plan_money.Basis) -> float | None:
     offer = money.offers.get(s.machine)
-    return None if offer is None else TRIAL_H * s.devices * sum(offer.hourly().values())
-
-
-def _command(rate: float, ask: Any) -> str:
-    """What to type on the machine, the rate that one replica would have and more."""
-    classes = ask.workload.classes
-    lengths = f"--prompt-tokens '{classes[0].prompt_tokens}' --output-tokens '{classes[0].output_tokens}'"
-    load = f"--workload {ask.workload_file}" if ask.workload_file else lengths
-    slo = ",".join(f"{k.removesuffix('_ms')}={v:g}ms" for k, v in ask.slo.items())
-    rates = ",".join(f"{rate * x:.3g}" for x in (0.7, 1.0, 1.3))
-    return f"whywait sweep URL --load --rate {rates} {load}" + (f" --slo {slo}" if slo else "")
+    return None if offer is None else TRIAL_H * s.devices * plan_money.busy_hour(offer, s.machine)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from whywait.core.schedule import Schedule
 from whywait.errors import UsageError
 from whywait.judge.plan import state_of
+from whywait.judge.plan_money import busy_hour, least_paid, within
 from whywait.physics import power
 from whywait.physics.prices import Offer
 from whywait.planning_loads import FULL, MOST, Loads, Want
@@ -41,6 +42,7 @@ BATCH = 16  # shapes sized before the best of them leaves others out, at least
 LEAST = 240  # requests of one replica's trial
 DENSE, WIDER = 16, 1.12  # sizes are tried one by one up to so many replicas, then so much farther apart
 BEYOND = 1.5  # times the dearest size tried, where a draw keeps the SLO at none
+OVER = "over the budget"
 REACH = 6.0  # times the replicas that the bound asks for that are tried at most
 
 
@@ -56,9 +58,14 @@ class Sized:
     least: int | None = None
     seen: dict[int, Found] = field(default_factory=dict)
     why: str = ""
+    offer: Offer | None = None
+    cut: bool = False  # larger sizes would come in question, but for the budget
 
     def hourly(self, n: int) -> float | None:
-        return None if self.price is None else n * self.shape.devices * self.price
+        many = n * self.shape.devices
+        if self.offer is not None:
+            many = self.offer.billed(many, self.shape.deployment.machine.node)
+        return None if self.price is None else many * self.price
 
 
 @dataclass
@@ -130,30 +137,32 @@ class Search:
                 dropped.append({"name": s.name, "by": "capacity", "why": exc.message})
                 continue
             offer = self.prices.get(s.machine)
-            price = None if offer is None else sum(offer.hourly().values())
-            ladder, why = self._ladder(s, b, price)
+            price = None if offer is None else busy_hour(offer, s.machine)
+            ladder, why, cut = self._ladder(s, b)
             if not ladder:
-                dropped.append({"name": s.name, "by": "bound", "why": why})
+                dropped.append({"name": s.name, "by": "budget" if why.startswith(OVER) else "bound", "why": why})
             else:
-                out.append(Sized(s, b, ladder, price))
+                out.append(Sized(s, b, ladder, price, offer=offer, cut=cut))
         return out, dropped
 
-    def _ladder(self, s: Shape, b: Bound, price: float | None) -> tuple[tuple[int, ...], str]:
+    def _ladder(self, s: Shape, b: Bound) -> tuple[tuple[int, ...], str, bool]:
         """Sizes that may do, ascending: none below what the bound asks for even if the machine is better than its
-        fit."""
+        fit; why there is none; and whether the budget took some."""
         if b.surely <= 0:
-            return (), b.why
+            return (), b.why, False
         need = self.want.rate * self.want.share
         low, high = max(1, math.ceil(need / b.surely)), math.ceil(REACH * self.want.rate / b.requests_per_s) + 4
         sizes = [n for n in s.counts if n >= low] if s.counts else _sizes(low, high)
         if not sizes:
             most = max(s.counts)
-            return (), (f"{most * s.devices} devices serve at most {most * b.surely:.3g} requests/s, by its bound")
-        if self.want.budget is not None and price is not None:
-            afford = int(self.want.budget / (price * s.devices) + 1e-9)
-            if not (sizes := [n for n in sizes if n <= afford]):
-                return (), f"over the budget: the rate needs {low * s.devices} devices at least, by its bound"
-        return tuple(sizes), ""
+            return (), f"{most * s.devices} devices serve at most {most * b.surely:.3g} requests/s, by its bound", False
+        tried = len(sizes)
+        if (budget := self.want.budget) is not None and (offer := self.prices.get(s.machine)) is not None:
+            watts, node = idle_w(s.deployment), s.deployment.machine.node
+            sizes = [n for n in sizes if within(least_paid(offer, n * s.devices, watts, node), budget)]
+            if not sizes:
+                return (), f"{OVER}: the rate needs {low * s.devices} devices at least, by its bound", True
+        return tuple(sizes), "", len(sizes) < tried
 
     def least(self, sized: Sequence[Sized], tested: Callable[[Shape], bool] = lambda _: True) -> list[dict[str, str]]:
         """Finds the least size of each, by halving, the cheapest bounds first; what even at its bound costs more than
@@ -199,7 +208,8 @@ class Search:
             x.least = x.ladder[at] if at < len(x.ladder) else None
             if x.least is None:
                 got = max((f.get("goodput_share") or 0.0 for f in x.seen.values()), default=0.0)
-                x.why = (f"with {x.ladder[-1] * x.shape.devices} devices {got:.0%} of the requests keep the SLO, "
+                over = f"{OVER}: " if x.cut else ""
+                x.why = (f"{over}with {x.ladder[-1] * x.shape.devices} devices {got:.0%} of the requests keep the SLO, "
                          f"{self.want.share:.0%} are asked for")  # fmt: skip
 
     def keeps(self, f: Found) -> bool:

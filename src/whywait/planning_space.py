@@ -14,7 +14,9 @@ from typing import Any
 
 from whywait import simulating
 from whywait.errors import UsageError
+from whywait.physics.arch import Arch
 from whywait.physics.dtypes import bytes_of
+from whywait.physics.layout import Precision
 from whywait.physics.tables import load
 from whywait.sim import techniques
 from whywait.sim.capacity import capacity, check_layout
@@ -87,6 +89,8 @@ def space_of(raw: Mapping[str, Any], where: str = "candidates") -> Space:
         UsageError: an unknown key, or a value of another kind.
     """
     _known(raw, _KEYS, where)
+    if not isinstance(raw.get("candidate", []), list):
+        raise UsageError(f"{where}: candidate is not a list of tables", "begin each with [[candidate]]")
     single = []
     for i, one in enumerate(raw.get("candidate", ())):
         at = f"{where}: candidate {i + 1}"
@@ -96,13 +100,29 @@ def space_of(raw: Mapping[str, Any], where: str = "candidates") -> Space:
         if not one.get("machine"):
             raise UsageError(f"{at}: machine is missing", 'such as machine = "h100"')
         count = one.get("count")
-        single.append((str(one["machine"]), str(one.get("engine", "vllm")), _text(one.get("layout", "")),
+        single.append((_text(one["machine"]), _text(one.get("engine", "vllm")), _text(one.get("layout", "")),
                        _text(one.get("apply", "")), None if count is None else _count(count, at)))  # fmt: skip
     lists = {k: _list(raw[k], f"{where}: {k}") for k in _LISTS if k in raw}
-    if "counts" in lists:
-        lists["counts"] = [_count(c, f"{where}: counts") for c in lists["counts"]]
-    made = {k: tuple(v) for k, v in lists.items()}
-    return Space(str(raw.get("model", "")), precision=raw.get("precision"), single=tuple(single), **made)
+    made: dict[str, Any] = {k: tuple(map(_text, v)) for k, v in lists.items() if k != "counts"}
+    made["counts"] = tuple(_count(c, f"{where}: counts") for c in lists.get("counts", ()))
+    precision = raw.get("precision")
+    return Space(_text(raw.get("model", "")), precision=None if precision is None else _text(precision),
+                 single=tuple(single), **made)  # fmt: skip
+
+
+def space_from(raw: Mapping[str, Any]) -> Space:
+    """From what :meth:`Space.as_dict` gives, where lists may be empty.
+
+    Raises:
+        UsageError: see :func:`space_of`.
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    raw = {k: list(v) if isinstance(v, tuple) else v for k, v in raw.items()}  # of one that was never written
+    single = [dict(zip(_ONE, one, strict=True)) for one in raw["single"]]
+    tables = [{k: v for k, v in one.items() if v is not None} for one in single]
+    rest = {k: v for k, v in raw.items() if k != "single" and v != [] and (k, v) != ("precision", None)}
+    empty: dict[str, Any] = {k: () for k in _LISTS if raw[k] == []}
+    return dataclasses.replace(space_of({**rest, "candidate": tables}, "inputs.space"), **empty)
 
 
 def read_space(path: str) -> Space:
@@ -110,7 +130,7 @@ def read_space(path: str) -> Space:
     Raises:
         UsageError: not readable, or see :func:`space_of`.
     """
-    return space_of(load(Path(path)), path)
+    return space_of(load(Path(path), "docs/plan.md"), path)
 
 
 def shapes_of(space: Space) -> tuple[list[Shape], list[dict[str, str]]]:
@@ -220,7 +240,7 @@ def _known(raw: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise UsageError(f"{where} is not a list", 'such as ["tp=4", "tp=8"]')
-    return [_text(v) if not isinstance(v, int) else v for v in value]
+    return value
 
 
 def _text(value: object) -> str:
@@ -238,7 +258,12 @@ def _count(value: object, where: str) -> int:
 def low_precision(d: Deployment) -> tuple[str, ...]:
     """What of ``d`` is stored narrower than the model was published: techniques by name, for which a test of the
     answers is asked."""
-    out, p, a = [], d.precision, d.model
+    return narrower(d.precision, d.model)
+
+
+def narrower(p: Precision, a: Arch) -> tuple[str, ...]:
+    """:func:`low_precision` of numbers in ``p`` of the model ``a``."""
+    out = []
     if bytes_of(p.weights) < 0.95 * bytes_of(a.native):
         out.append(f"{_plain(p.weights)}-weights")
     experts = p.experts or p.weights

@@ -16,6 +16,7 @@ from whywait.judge.calibrate_check import JUDGED, helps
 from whywait.judge.plan_told import CANNOT, ELSEWHERE, REFUSED, USED
 from whywait.physics.fitted import FAMILIES
 from whywait.planning_space import Shape
+from whywait.sim.result import describe
 from whywait.twin.baseline import Baseline, as_rows
 from whywait.twin.fitting import Fitted, begin, fit
 from whywait.twin.told import Told, carried
@@ -62,14 +63,14 @@ def _one(name: str, shapes: Sequence[Shape], baseline: str) -> Calibrated | dict
     plain: dict[str, Any] = {"run": name, "state": CANNOT, "why": "", "made_by": None, "circular": False,
                              "own": [], "other_machine": []}  # fmt: skip
     run = Run.load(name)
-    plain |= {"made_by": run.manifest.made_by, "circular": run.manifest.made_by == "simulated"}
+    plain |= {"made_by": run.manifest.origin, "circular": run.manifest.origin == "simulated"}
     try:
         begun = begin(run, name, baseline)
     except UsageError as exc:
         return plain | {"why": exc.message + (f" ({exc.hint})" if exc.hint else "")}
     d = begun.base.deployment
     plain |= {"machine": d.machine.name, "engine": d.engine.policy, "model": d.model.name,
-              "baseline": as_rows(begun.base.facts)}  # fmt: skip
+              "baseline": as_rows(begun.base.facts), "deployment": describe(d)}  # fmt: skip
     mine = [s for s in shapes if _speaks(begun.base, s)]
     if not mine:
         what = f"it measured {d.model.name} under {d.engine.policy} on {d.machine.name}"

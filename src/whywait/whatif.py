@@ -27,11 +27,12 @@ from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
 from whywait.twin.asked import Asked, drawn, longer
-from whywait.twin.baseline import Baseline, Fact, as_rows
+from whywait.twin.baseline import Baseline, as_rows
 from whywait.twin.fitting import begin, fit
 from whywait.twin.limits import possible
 from whywait.twin.model import Twin, measured_figures
 from whywait.twin.price import hourly, priced, prices
+from whywait.twin.spread import Fact
 from whywait.twin.told import carried
 from whywait.twin.waits import Promise, Waiting, promises, waiting
 
@@ -182,7 +183,7 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
         helps(found, checked) if spoilt else "", fitted.facts,
         describe(twin.deployment), describe(after), found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
-        run.manifest.made_by,
+        run.manifest.origin,
     )  # fmt: skip
 
 

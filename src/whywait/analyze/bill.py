@@ -1,15 +1,16 @@
 """The bill: what a good request and a million effective tokens cost in joules and money. Pure: a Run in, a dict out.
 
 All that was drawn and paid in a load point's window is divided by what was good in it: requests that ended well within
-their SLO, and their output tokens, reasoning included (effective tokens, DESIGN 3). What failed, was late, was cut off
-or timed out is thereby charged to the good. Beside it stand answer tokens alone, and the raw figure per output token
-whoever it was for, so that the gap is seen. Nothing good: the cost of a good one is null, the total is stated.
+their SLO, and their output tokens, reasoning included (effective tokens, DESIGN 3). What failed, was late, truncated or
+timed out is thereby charged to the good; so is what the client cut off itself (the end of the run), which is named
+apart. Beside it stand answer tokens alone, and the raw figure per output token whoever it was for, so that the gap is
+seen. Nothing good: the cost of a good one is null, the total is stated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -95,25 +96,28 @@ def energy_figures(run: Run, number: int, c: Content, w: Window) -> dict[str, An
     }
 
 
-def by_request(run: Run, ask: Ask | None = None) -> Iterator[dict[str, Any]]:
-    """The share of every request in the joules of its point's window, by ``ask.rule``: rows of ``point, id, class,
-    prompt_tokens, output_tokens`` (made in the window), ``outcome, good, rule, nanojoules`` (None where the energy is
-    not known or the rule cannot be applied). Those of a point sum to its joules exactly."""
+def by_request(run: Run, ask: Ask | None = None, made: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """The share of every request in the joules and the money of its point's window, by ``ask.rule``: rows of ``point,
+    id, class, prompt_tokens, output_tokens`` (made in the window), ``outcome, good, rule, nanojoules`` and, per offer,
+    ``billionths EUR: its name`` (None where the amount is not known or the rule cannot be applied). Those of a point
+    sum to its amounts exactly. ``made``: ``bill(run, ask)`` when the caller has it."""
     ask = Ask() if ask is None else ask
     acc, slo = account(run), run.manifest.slo if ask.slo is None else ask.slo
-    for number in run.points["point"].tolist():
-        one = run.point(int(number))
+    for p in (made or bill(run, ask))["points"]:
+        one = run.point(p["point"])
         w, c = window_of(one), content(one)
         work = work_of(one, c, w, slo)
-        joules = energy_of(run, (w.start_ns, w.end_ns), ask.devices, ask.model).joules
-        each = shares_of(one, Groups(c, w, work, acc, acc.point == number), joules, ask.rule)
+        amounts = {"nanojoules": p["energy"]["joules"]}
+        amounts |= {f"billionths {m['currency']}: {m['name']}": m["total"] for m in p["money"]}
+        each = shares_of(one, Groups(c, w, work, acc, acc.point == p["point"]), list(amounts.values()), ask.rule)
         outcomes = one.requests.text("outcome")
         for i, row in enumerate(one.requests.rows()):
-            made = float(work.tokens[i])
+            tokens = float(work.tokens[i])
             yield {
-                "point": int(number), "id": row["id"], "class": row["class"], "prompt_tokens": row["prompt_tokens"],
-                "output_tokens": None if np.isnan(made) else made, "outcome": outcomes[i], "good": bool(work.good[i]),
-                "rule": ask.rule, "nanojoules": None if each is None else each[i],
+                "point": p["point"], "id": row["id"], "class": row["class"], "prompt_tokens": row["prompt_tokens"],
+                "output_tokens": None if np.isnan(tokens) else tokens, "outcome": outcomes[i],
+                "good": bool(work.good[i]), "rule": ask.rule,
+                **{k: None if parts is None else parts[i] for k, parts in zip(amounts, each, strict=True)},
             }  # fmt: skip
 
 
@@ -126,7 +130,7 @@ def _point(run: Run, number: int, acc: RequestAccount, ask: Ask) -> dict[str, An
     checks = checks_of(run, number, e, w)
     pieces = _pieces(run, e, work, w)
     target = float(one.points["target"][0])
-    money = [_money(o, e, work, pieces) for o in ask.offers]
+    money = [_money(_whole(o, e, run), e, work, pieces) for o in ask.offers]
     mine = acc.point == number
     done = counted(run, (w.start_ns, w.end_ns)) if is_passive(one) else None
     own = {} if done is None else {"by_counters": per((e.joules, e.low, e.high), done, UNKNOWN)}
@@ -187,10 +191,26 @@ def _energy(e: Energy, simulated: bool) -> dict[str, Any]:
         "host_joules": e.of(HOST),
         "watts": None if e.joules is None or not e.seconds else e.joules / e.seconds,
         "idle": {"watts": e.idle.watts, "joules": idle, "how": e.idle.how or None, "why": e.idle.why or None,
-                 "share": None if idle is None or not devices else min(idle / devices, 1.0)},
+                 "share": None if idle is None or not devices else min(idle / devices, 1.0),
+                 "host_watts": e.idle_host_w if e.with_host else None, "all_watts": e.idle_w},
         "unused": list(e.unused),
         "parts": [{k: v for k, v in p.__dict__.items() if k != "swing_w"} for p in e.parts],
     }  # fmt: skip
+
+
+def _whole(o: Offer, e: Energy, run: Run) -> Offer:
+    """An offer of whole nodes with the price that a device that serves has by it; of devices as it is."""
+    machine = the_machine(run)
+    if o.sold_by == "device" or not e.devices:
+        return o
+    if machine is None:
+        return replace(
+            o, note="; ".join(filter(None, (o.note, "how many devices its nodes have is not known: by device")))
+        )
+    by = o.billed(e.devices, machine.node) / e.devices
+    each = None if o.per_device_hour is None else o.per_device_hour * by
+    capex = None if o.capex is None else o.capex * by
+    return replace(o, per_device_hour=each, capex=capex, hosting=o.hosting * by)
 
 
 def _money(o: Offer, e: Energy, work: Work, pieces: _Pieces | None) -> dict[str, Any]:
@@ -200,11 +220,12 @@ def _money(o: Offer, e: Energy, work: Work, pieces: _Pieces | None) -> dict[str,
     why = "" if hours is not None else "how many devices serve is not known (--devices)"
     if not o.all_in:
         items["power"] = None if e.joules is None else e.joules * o.per_joule
-        idle = o.idle_joules(e.idle.watts, e.seconds)
+        idle = o.idle_joules(e.idle_w, e.seconds)
         if idle != 0.0:
             items["power of idle hours"] = None if idle is None else idle * o.per_joule
         unknown = [k for k in ("power", "power of idle hours") if k in items and items[k] is None]
-        why = why or ("; ".join(f"{k} is not known" for k in unknown))
+        host = " (what the host draws idle: --power-model host_w=…)" if e.with_host and e.idle_host_w is None else ""
+        why = why or "; ".join(f"{k} is not known{host if 'idle' in k else ''}" for k in unknown)
     total = None if why else float(sum(v or 0.0 for v in items.values()))
     each = None
     if total is not None and pieces is not None:
@@ -251,7 +272,7 @@ def _per(
     for name, (what, many) in PER.items():
         count, why = work.count(what)
         if total is None or not count:
-            out[name] = {"value": None, "low": None, "high": None, "why": unknown if total is None else why}
+            out[name] = {"value": None, "low": None, "high": None, "why": why if not count else unknown}
             continue
         done = None if pieces is None else pieces.done.get(what)
         low, high = (None, None) if each is None or done is None else _interval(each, done)

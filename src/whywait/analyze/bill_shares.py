@@ -47,7 +47,7 @@ def shared(
     one: Run, g: Groups, joules: float | None, money: Sequence[Mapping[str, Any]], first: str
 ) -> list[dict[str, Any]]:
     """An entry per rule, ``first`` first: ``rule``, ``why`` (where it cannot be applied), ``prefill`` (the part of the
-    whole that is prefill's), ``spent_on`` (shares of what was good, late, failed), ``by_class`` and ``by_prompt``.
+    whole that is prefill's), ``spent_on`` (shares by ``Work.kinds``), ``by_class`` and ``by_prompt``.
 
     Rows: ``name, requests, good_requests, effective_tokens, nanojoules, j_per_good_request,
     j_per_million_effective_tokens, why`` and ``money`` by offer: ``billionths, per_good_request,
@@ -69,12 +69,11 @@ def shared(
     return out
 
 
-def shares_of(one: Run, g: Groups, joules: float | None, rule: str) -> list[int] | None:
-    """Nanojoules of each request of a point under a rule; None where that cannot be said."""
-    found = weights(one, g.w, g.c, g.account, rule)
-    if joules is None or found.values is None:
-        return None
-    return apportion(round(joules * NANO), found.values)
+def shares_of(one: Run, g: Groups, amounts: Sequence[float | None], rule: str) -> list[list[int] | None]:
+    """Of each amount (joules, money) the billionths of each request of a point under a rule; None where that cannot be
+    said."""
+    w = weights(one, g.w, g.c, g.account, rule).values
+    return [None if total is None or w is None else apportion(round(total * NANO), w) for total in amounts]
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,7 @@ def _over(amount: float | None, by: float | None) -> float | None:
 
 def _spent(work: Work, values: Array) -> dict[str, float]:
     total = float(values.sum())
-    kinds = {"good": work.good, "late": work.ok & ~work.good, "failed": ~work.ok}
-    return {k: float(values[mine].sum()) / total for k, mine in kinds.items()}
+    return {k: float(values[mine].sum()) / total for k, mine in work.kinds.items()}
 
 
 def _classes(one: Run) -> dict[str, Array]:

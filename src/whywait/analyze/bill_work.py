@@ -13,10 +13,13 @@ from whywait.analyze.goodput import answer_tokens, answers_only, goodput
 from whywait.analyze.latency import CLOSED, OK, Content
 from whywait.analyze.sharing import failed_tokens, presence, tokens_inside
 from whywait.analyze.window import UNCOUNTED, Window
+from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
 
 GOOD, EFFECTIVE, ANSWER, RAW = "good_requests", "effective_tokens", "answer_tokens", "output_tokens"
+#: Ended by the client and not by the service, so that they are none of its failures.
+CUT = ("censored", "cancelled")
 MOST_BLOCKS, BLOCK_S = 20, 1.0
 
 
@@ -35,6 +38,15 @@ class Work:
     answers: Array
     answer_content: Content
     answer_total: Array
+
+    @property
+    def kinds(self) -> dict[str, Array]:
+        """Which requests were good, late, failed, censored (cut off by the end of the run), cancelled by their client:
+        each is one of these."""
+        outcome = self.one.requests["outcome"]
+        cut = {k: outcome == OUTCOMES.index(k) for k in CUT}
+        failed = ~self.ok & ~np.any(list(cut.values()), axis=0)
+        return {"good": self.good, "late": self.ok & ~self.good, "failed": failed, **cut}
 
     def count(self, what: str) -> tuple[float | None, str]:
         """How much there is of a thing; None, or 0, with the reason."""
@@ -56,7 +68,9 @@ class Work:
     def _none_good(self) -> str:
         ok = float(self.here[self.ok].sum())
         kind = "none ended well" if not ok else f"{ok:.0f} ended well and none was within its SLO"
-        return f"of {self.here.sum():.0f} requests {kind}"
+        cut = float(self.here[self.kinds["censored"]].sum())
+        rest = f", {cut:.0f} were cut off by the end of the run" if cut else ""
+        return f"of {self.here.sum():.0f} requests {kind}{rest}"
 
     def in_pieces(self, edges: Array) -> dict[str, Array | None]:
         """Each thing in the pieces between ``edges`` (ns, equally long); None where it cannot be counted."""
@@ -79,13 +93,12 @@ class Work:
         return float(np.nansum(found[which]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts of the window. ``late`` ended well but not within the SLO; ``failed`` did not end well."""
+        """Counts of the window. ``late`` ended well but not within the SLO; ``failed`` did not end well by
+        the service's doing; ``censored`` and ``cancelled`` by ours (see ``kinds``)."""
         counts = {what: self.count(what) for what in (EFFECTIVE, ANSWER, RAW)}
         return {
             "requests": float(self.here.sum()),
-            GOOD: float(self.here[self.good].sum()),
-            "late_requests": float(self.here[self.ok & ~self.good].sum()),
-            "failed_requests": float(self.here[~self.ok].sum()),
+            **{f"{k}_requests": float(self.here[mine].sum()) for k, mine in self.kinds.items()},
             **{what: value for what, (value, _) in counts.items()},
             "why": {what: why for what, (_, why) in counts.items() if why} or None,
         }

@@ -16,7 +16,7 @@ import numpy as np
 
 from whywait.analyze.counters import Floats, Series, delta_of, series
 from whywait.analyze.device_evidence import ELSEWHERE
-from whywait.analyze.energy_model import IdlePower, PowerModel, idle_power, modelled
+from whywait.analyze.energy_model import IdlePower, PowerModel, idle_host_w, idle_power, modelled
 from whywait.core.run import Run
 from whywait.units import NS_PER_S
 
@@ -67,10 +67,10 @@ class Part:
 class Energy:
     """The energy of ``start_ns`` … ``end_ns``. ``joules`` is of all ``parts``: the devices' and, where ``with_host``,
     the host's; None where the devices' is not known. ``devices`` is how many serve (None: not known), ``read`` how many
-    were read, ``idle`` what they draw with nothing to do, ``unused`` the devices of the machine that were left out,
-    ``busy`` and ``others_busy`` how busy those read, and the busiest of the others, say they were. ``devices_how``:
-    told (by the Run or the caller), or inferred (as many as were busy); ``devices_by`` who told, in words; ``by_ids``:
-    which they are was told, too."""
+    were read, ``idle`` what they draw with nothing to do (``idle_host_w``: the host, in W), ``unused`` the devices of
+    the machine that were left out, ``busy`` and ``others_busy`` how busy those read, and the busiest of the others, say
+    they were. ``devices_how``: told (by the Run or the caller), or inferred (as many as were busy); ``devices_by`` who
+    told, in words; ``by_ids``: which they are was told, too."""
 
     start_ns: int
     end_ns: int
@@ -90,6 +90,7 @@ class Energy:
     devices_how: str = "told"
     devices_by: str = ""
     by_ids: bool = False
+    idle_host_w: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -103,6 +104,13 @@ class Energy:
     @property
     def with_host(self) -> bool:
         return self.of(HOST) is not None
+
+    @property
+    def idle_w(self) -> float | None:
+        """What all that is in ``joules`` draws with nothing to do: the devices and, where it is in, the host; None
+        where a part of it is not known."""
+        parts = [self.idle.watts] if self.of(DEVICES) is not None or not self.with_host else []
+        return _sum([*parts, self.idle_host_w] if self.with_host else parts)
 
 
 def energy_of(run: Run, window: tuple[int, int], devices: int | None = None, model: PowerModel | None = None) -> Energy:
@@ -139,7 +147,8 @@ def energy_of(run: Run, window: tuple[int, int], devices: int | None = None, mod
     seen = [used[m.name] for m in meters if m.name in used]
     busy, how_many = float(np.mean(seen)) if seen else None, "told" if told or devices is None else "inferred"
     return Energy(*window, *total, how, (*parts, *host), devices, read, idle, busy, unused, others, tuple(meters),
-                  model, how_many, by, bool(meters) and {m.gpu for m in meters} == _ids(run))  # fmt: skip
+                  model, how_many, by, bool(meters) and {m.gpu for m in meters} == _ids(run),
+                  idle_host_w(run, [m.counter for m in _rapl(run) if m.counter is not None], model))  # fmt: skip
 
 
 def told_devices(run: Run) -> tuple[int | None, str]:
@@ -201,6 +210,7 @@ def _chosen(
     found: dict[tuple[str, str], dict[str, Series]] = {}
     for name in ("energy_joules_total", "power_watts"):
         for s in series(run.readings, name, "gpu"):
+            s = _possible(s)
             found.setdefault(_key(s), {}).setdefault(name, s)  # the slices of a device (MIG) all tell the whole's
     meters = [Meter(f"{source} {gpu}".strip(), DEVICES, gpu, f.get("energy_joules_total"), f.get("power_watts"))
               for (source, gpu), f in sorted(found.items())]  # fmt: skip
@@ -222,6 +232,13 @@ def _chosen(
     return order[:devices], tuple(m.name for m in out), max(used[m.name] for m in out)
 
 
+def _possible(s: Series) -> Series:
+    """Without what no meter can have read: negative or endless values. What is left is judged by how much it covers."""
+    real = np.isfinite(s.values) & (s.values >= 0)
+    return s if real.all() else s._replace(asked_ns=s.asked_ns[real], answered_ns=s.answered_ns[real],
+                                           values=s.values[real])  # fmt: skip
+
+
 def _busy(run: Run, window: tuple[int, int]) -> dict[str, float]:
     """By the name of its meter the mean share of the window in which each device ran something."""
     used = {}
@@ -236,8 +253,8 @@ def _busy_devices(run: Run, window: tuple[int, int]) -> int | None:
     """As many as were busy, where each says how busy it was; None where none was, or not all say."""
     meters = _chosen(run, window, None)[0]
     used = _busy(run, window)
-    if not meters or not all(m.name in used for m in meters):
-        return None
+    if not meters or any(m.gpu == ALL or m.name not in used for m in meters):
+        return None  # one meter of all devices does not tell how many were busy
     return sum(used[m.name] >= ELSEWHERE for m in meters) or None
 
 

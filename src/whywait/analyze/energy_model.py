@@ -17,6 +17,7 @@ from whywait.analyze.occupancy import device_account
 from whywait.analyze.roofline import device_names
 from whywait.analyze.window import Spans
 from whywait.core.run import Run
+from whywait.core.table import Array
 from whywait.errors import UsageError
 from whywait.physics import power as physics
 from whywait.physics.machines import Accelerator, find
@@ -105,18 +106,41 @@ def the_machine(run: Run) -> Accelerator | None:
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _quiet(run: Run, power: Sequence[Series]) -> float | None:
-    sent, end = run.requests["sent_ns"], run.requests["end_ns"]
-    known = ~np.isnan(sent)
-    if not power or not known.any() or np.isnan(end[known]).any():
+def idle_host_w(run: Run, counters: Sequence[Series], model: PowerModel | None) -> float | None:
+    """What the host draws when nothing is in flight (W): stated, else what its energy counters grew by then; None where
+    they were not read then."""
+    if model is not None and model.host_w is not None:
+        return model.host_w
+    if not counters or run.manifest.made_by != "measured":
         return None
-    settled = end[known] + SETTLE_S * NS_PER_S
-    work = Spans.of(sent[known], settled)
+    total = 0.0
+    for s in counters:
+        quiet, after = _at_rest(run, s.t_ns)
+        between = quiet[1:] & quiet[:-1] & (after[1:] == after[:-1])
+        grown, took = np.diff(s.values)[between], np.diff(s.t_ns)[between]
+        if between.sum() < QUIET_SAMPLES or (grown < 0).any():
+            return None
+        total += float(grown.sum() / took.sum()) * NS_PER_S
+    return total
+
+
+def _quiet(run: Run, power: Sequence[Series]) -> float | None:
     total = 0.0
     for s in power:
-        i = np.searchsorted(work.starts, s.t_ns, "right") - 1
-        quiet = (i < 0) | (s.t_ns > work.stops[np.maximum(i, 0)])
+        quiet, _ = _at_rest(run, s.t_ns)
         if quiet.sum() < QUIET_SAMPLES:
             return None
         total += float(s.values[quiet].mean())
-    return total
+    return total if power else None
+
+
+def _at_rest(run: Run, t_ns: Array) -> tuple[Array, Array]:
+    """At which times nothing was in flight, or just had been (nowhere, where that is not known), and after which
+    stretch of work each lies."""
+    sent, end = run.requests["sent_ns"], run.requests["end_ns"]
+    known = ~np.isnan(sent)
+    if not known.any() or np.isnan(end[known]).any():
+        return np.zeros(len(t_ns), dtype=bool), np.zeros(len(t_ns), dtype=np.int64)
+    work = Spans.of(sent[known], end[known] + SETTLE_S * NS_PER_S)
+    i = np.searchsorted(work.starts, t_ns, "right") - 1
+    return (i < 0) | (t_ns > work.stops[np.maximum(i, 0)]), i

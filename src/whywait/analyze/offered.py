@@ -12,20 +12,22 @@ import numpy as np
 from whywait.analyze.counters import delta
 from whywait.analyze.latency import CLOSED, OK, Content
 from whywait.analyze.stats import Doubt
+from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S, load_name, ms, number, percent
 
-RATE = 0.02  # the achieved rate may differ by this share from the asked one
+RATE = 0.02  # the achieved rate, or requests in flight, may differ by this share from the asked one
 LAG_MS = 5.0  # sends may be late by this (p99), or by LAG_SHARE of the median end-to-end time
 LAG_SHARE = 0.02
+_NEVER_SENT = OUTCOMES.index("never_sent")
 
 
 def offered(one: Run) -> dict[str, Any]:
-    """How a load point was offered: ``asked_per_s`` by the timetable (open loop), ``sent_per_s``, ``lag_ms`` (due to
-    sent: p99 and largest), ``client_lag_ms`` (its p99 without waiting for a place under ``max_in_flight``, which was
-    asked for), ``lag_limit_ms``, ``idle_share`` (closed loop: of the time of the places, how much the client let pass
-    before it sent) and ``valid``, null where the lag is not known.
+    """How a load point was offered: ``asked_per_s`` by the timetable (open loop; of a run cut short as far as it came),
+    ``sent_per_s``, ``lag_ms`` (due to sent: p99 and largest), ``client_lag_ms`` (its p99 without waiting for a place
+    under ``max_in_flight``, which was asked for), ``lag_limit_ms``, ``idle_share`` (closed loop: of the time of the
+    places, how much the client let pass before it sent) and ``valid``, null where the lag is not known.
 
     False in an open loop where lag or rate is past its bound; a single late send is an accident, not a p99. In a closed
     loop latencies count from the send, so a late one only takes load away: False where both lag and idle share are.
@@ -37,7 +39,8 @@ def offered(one: Run) -> dict[str, Any]:
     took = (one.requests["last_ns"] - sent)[one.requests["outcome"] == OK] / NS_PER_MS
     took = took[~np.isnan(took)]
     limit = max(LAG_MS, LAG_SHARE * float(np.median(took)) if len(took) else 0.0)
-    asked = _rate(due) if one.points["mode"][0] != CLOSED else None
+    plan = _could_be_sent(one, limit)
+    asked = _rate(plan) if one.points["mode"][0] != CLOSED else None
     got = _rate(sent)
     p99 = float(np.quantile(own, 0.99)) if len(own) else None
     idle = _idle_share(one)
@@ -48,7 +51,17 @@ def offered(one: Run) -> dict[str, Any]:
     if idle is not None:
         return {**out, "valid": p99 <= limit or idle <= RATE}
     on_time = p99 <= limit or int((own > limit).sum()) < 2
-    return {**out, "valid": bool(on_time and (asked is None or held or _kept(due, sent, limit)))}
+    return {**out, "valid": bool(on_time and (asked is None or held or _kept(plan, sent, limit)))}
+
+
+def _could_be_sent(one: Run, limit_ms: float) -> Array:
+    """When requests were due (ns), of a run cut short without those it never came to: due after the cut, or before it
+    by no more than a send may be late."""
+    req = one.requests
+    came = req["due_ns"] <= float(one.points["end_ns"][0]) - limit_ms * NS_PER_MS
+    cut = (req["outcome"] == _NEVER_SENT) & ~came if one.manifest.partial else np.zeros(len(req), dtype=bool)
+    found: Array = req["due_ns"][~cut]
+    return found
 
 
 def _idle_share(one: Run) -> float | None:

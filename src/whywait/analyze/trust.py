@@ -10,6 +10,7 @@ import numpy as np
 
 from whywait.analyze.counters import SHARES, delta, no_share
 from whywait.analyze.latency import CLOSED, OK, Latency, per_request
+from whywait.analyze.offered import RATE, offered
 from whywait.analyze.passive import is_passive
 from whywait.analyze.phases import histogram_mean_ms
 from whywait.analyze.stats import Doubt, order_ranks
@@ -17,13 +18,12 @@ from whywait.analyze.window import Window, in_flight, starts_inside, window_of
 from whywait.core.columns import CLOCKS, KINDS
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, NS_PER_S, number, percent
+from whywait.units import NS_PER_MS, number, percent
 
 LAG = (0.02, 5.0)  # the client's sends or reads may be late (p99) by this share of end-to-end time, and this many ms
 BUSY = 0.9  # share of a core from which on the client is its own bottleneck
 COALESCED = 0.05
 LENGTHS = 0.02  # realised against asked lengths
-RATE = 0.02  # realised against asked rate, or requests in flight against the target
 CACHED = 0.05
 FOREIGN = 0.02
 ENGINE_TTFT = (0.2, 5.0)  # client's mean TTFT beyond the engine's: by this share and by this many ms
@@ -243,13 +243,10 @@ def _rate(parts: list[_Part]) -> Doubt | None:
     for p in parts:
         if p.run.points["mode"][0] == CLOSED:
             continue
-        due, sent = p.run.requests["due_ns"], p.run.requests["sent_ns"]
-        due, gone = due[~np.isnan(due)], sent[~np.isnan(sent)]
-        if len(due) > 1 and np.ptp(due) > 0:
-            want = (len(due) - 1) / float(np.ptp(due))
-            got = (len(gone) - 1) / float(np.ptp(gone)) if len(gone) > 1 and np.ptp(gone) > 0 else 0.0
-            if abs(got / want - 1) > RATE:
-                found.append((p.number, f"{number(got * NS_PER_S)} of {number(want * NS_PER_S)} requests/s were sent"))
+        o = offered(p.run)
+        want, got = o["asked_per_s"], o["sent_per_s"] or 0.0
+        if want and abs(got / want - 1) > RATE:
+            found.append((p.number, f"{number(got)} of {number(want)} requests/s were sent"))
     if not found:
         return None
     return _doubt("the load was not offered as planned", _at(found), "see client lag and requests never sent")

@@ -18,6 +18,7 @@ from whywait.units import NS_PER_S
 MIN_REQUESTS = 8
 MIN_SHARE = 1 / 3  # a window shorter than this share of its point is not representative of it
 UNCOUNTED = 0.01  # share of requests without a token count up to which a token rate is still printed
+MOST_BINS = 1_000_000  # of a second, for the peak token rate: of a window of more than 11 days they are longer
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,9 @@ def token_rate(run: Run, c: Content, w: Window, which: Array) -> tuple[float | N
     """Output tokens per second of the requests in ``which`` (bool): mean over the window and peak over bins of 1 s.
 
     Tokens count as in :func:`token_bins`, which also gives the third value. The bins divide the window evenly into
-    pieces of at least 1 s, so peak ≥ mean.
+    pieces of at least 1 s, ``MOST_BINS`` at most, so peak ≥ mean.
     """
-    bins = max(1, (w.end_ns - w.start_ns) // NS_PER_S)
+    bins = min(max(1, (w.end_ns - w.start_ns) // NS_PER_S), MOST_BINS)
     per_bin, missing = token_bins(run, c, w, which, bins)
     if per_bin is None:
         return None, None, missing

@@ -19,6 +19,8 @@ from whywait.errors import UsageError
 
 #: The version of docs/metrics.md by which figures are made of a Run. 2: energy per good request, as in a bill.
 DEFINITIONS = "2"
+#: The doubt of a measurement whose service said itself that it is a simulated one.
+SIMULATED_SERVICE = "the service is simulated (whywait serve-sim)"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Manifest:
             raise ValueError("the bounds of an SLO must be numbers")
         if self.made_by not in MADE_BY:
             raise ValueError(f"made_by must be one of {MADE_BY}")
+
+    @property
+    def origin(self) -> str:
+        """``made_by``, but ``simulated`` too where a measurement was of a service that is itself simulated."""
+        own = any(isinstance(d, dict) and d.get("what") == SIMULATED_SERVICE for d in self.doubts)
+        return "simulated" if own else self.made_by
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,10 @@ def doubts(found: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], same
     f = found["figures"]
     if f and f["outside"] is not None and f["outside"] > MOST_OUTSIDE:
         out.append(_doubt("KL is only a lower bound", f"{f['outside']:.0%} of A's probability is of tokens that are "
-                          f"not among both arms' {found['k']} most probable", "--top N: longer lists"))  # fmt: skip
+                          f"not among both arms' {found['k']} most probable", "--top K: longer lists"))  # fmt: skip
     if f and f["untold"] and f["untold"] > MOST_UNTOLD:
         out.append(_doubt("perplexity leaves positions out", f"an arm did not tell the probability of the real token "
-                          f"at {f['untold']:.0%} of them", "--top N: longer lists"))  # fmt: skip
+                          f"at {f['untold']:.0%} of them", "--top K: longer lists"))  # fmt: skip
     if f and f["impossible"]:
         out.append(_doubt("B's perplexity is infinite", f"at {f['impossible']:.2%} of the positions it gives the real "
                           "token no probability at all; the figure is of the others",

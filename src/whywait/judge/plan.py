@@ -26,7 +26,7 @@ TESTED = ("as published", "holds")  # states of quality that may rank first
 @dataclass(frozen=True)
 class Row:
     """``meets``: whether the share of good requests reaches what is asked (holds, undecided, fails); ``quality``: as
-    published, holds, undecided, fails, untested."""
+    published, holds, undecided, fails, untested; ``affordable``: what is paid for it is within the budget."""
 
     name: str
     group: str
@@ -35,17 +35,22 @@ class Row:
     draws: Mapping[str, Floats] = field(default_factory=dict)
     meets: str = "holds"
     quality: str = "as published"
+    affordable: bool = True
 
     @property
     def eligible(self) -> bool:
-        """May be ranked first: keeps the SLO for sure, its answers are tested, and its cost is known."""
-        return self.meets == "holds" and self.quality in TESTED and self.figures.get("cost") is not None
+        """May be ranked first: keeps the SLO for sure, its answers are tested, its cost is known and within the
+        budget."""
+        known = self.figures.get("cost") is not None
+        return self.meets == "holds" and self.quality in TESTED and known and self.affordable
 
 
 def state_of(shares: Sequence[float] | Floats, asked: float) -> str:
     """``holds`` where ``SURE`` of the draws reach what is asked, ``fails`` where as many do not."""
-    reached = float((np.asarray(shares, dtype=float) >= asked).mean()) if len(shares) else 0.5
-    return "holds" if reached >= SURE else "fails" if reached <= 1 - SURE else "undecided"
+    reached = np.asarray(shares, dtype=float) >= asked
+    if not len(reached):
+        return "undecided"
+    return "holds" if reached.mean() >= SURE else "fails" if (~reached).mean() >= SURE else "undecided"
 
 
 def better(a: Row, b: Row, key: str = "cost") -> float | None:

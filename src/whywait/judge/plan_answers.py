@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whywait.judge.plan_told import CALIBRATED, OTHER, said
+from whywait.judge.plan_worded import beyond, grown, hour, if_tested, none_first, offer, tie, within
 from whywait.units import ms, number, percent
 
 ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
@@ -20,7 +21,8 @@ Plan = Mapping[str, Any]
 
 def questions(p: Plan) -> list[dict[str, Any]]:
     """Each as ``question, state, answer, evidence, command`` (what would answer it, or make it surer)."""
-    return [_load(p), _where(p), _goodput(p), _quality(p), _cost(p)]
+    goodput = _goodput(p)
+    return [_load(p), _where(p), goodput, _quality(p), _cost(p, goodput)]
 
 
 def headline(p: Plan) -> str:
@@ -29,25 +31,20 @@ def headline(p: Plan) -> str:
     if p["first"] is None:
         if not rows:
             return "No candidate keeps the SLO at this rate" + _why_none(p)
-        return "No candidate may be ranked first: none surely keeps the SLO with tested answers and a known price"
+        return none_first(p)
     first = rows[p["first"]]
     money = p["basis"]["currency"]
     cost = number(first["figures"]["cost"]["value"])
-    said = f"{first['name']}: {number(first['hourly'])} {money} an hour, {cost} {money} per 1,000 good requests"
-    if (offer := p["basis"]["offers"].get(first["machine"])) is not None:
-        said += f" ({offer['terms']}, {offer['date']})"
-    others = [t for t in p["ties"] if rows[t]["shape"] != first["shape"]]
-    if others:
-        return f"{said}; a tie, inside the error, with {', '.join(others[:2])}" + (
-            f" and {len(others) - 2} more" if len(others) > 2 else ""
-        )
-    return said
+    said = f"{first['name']}: {hour(p, first)}, {cost} {money} per 1,000 good requests"
+    if (by := p["basis"]["offers"].get(first["machine"])) is not None:
+        said += f" ({by['terms']}, {by['date']})"
+    return said + grown(p, first) + tie(p, first)
 
 
 def _why_none(p: Plan) -> str:
     """The budget, or what stands in the way of the first that was left out."""
     if any("over the budget" in d["why"] for d in p["screened"]):
-        return f" within {number(p['want']['budget'])} {p['basis']['currency']} an hour"
+        return within(p) + beyond(p)
     return f": {p['screened'][0]['name']}: {p['screened'][0]['why']}" if p["screened"] else ""
 
 
@@ -142,17 +139,38 @@ def _where(p: Plan) -> dict[str, Any]:
         return _answer(
             name, OPEN, "No measured run was given: what the service waits on today is not known.", [], command
         )
-    evidence, sure = [], False
+    evidence, lacks, further = [], [], ""
     for run in p["runs"]:
         held = [v for v in run["verdicts"] if v["state"] == "holds"]
-        sure = sure or (bool(held) and run["made_by"] == "measured" and not run["other"])
+        lacks.append(_lacks(run, held))
+        further = further or next((t for v in run["verdicts"] if not held and (t := _typed(v["next_step"]))), "")
         said = "" if run is p["runs"][0] else f": {run['headline'] or 'no verdict'}"
-        evidence.append(f"of {run['run']} ({run['made_by']}){said}" + (f"; {run['other']}" if run["other"] else ""))
+        evidence.append("; ".join([f"of {run['run']} ({run['made_by']}){said}", *filter(None, [run["other"]]),
+                                  *run.get("doubts", ())]))  # fmt: skip
         evidence += [f"{v['claim']}: {'; '.join(v['evidence'][:2])}" for v in held[:2]]
         evidence += [text for q in run["points"][-1:] if (text := _account(q))]
-    state = ANSWERED if sure else PARTLY
     answer = p["runs"][0]["headline"] or "The run was not decided."
-    return _answer(name, state, answer, evidence, "" if state == ANSWERED else command)
+    if not all(lacks):
+        return _answer(name, ANSWERED, answer, evidence)
+    own = all(run["made_by"] == "measured" and not run["other"] for run in p["runs"])
+    why = "; ".join(dict.fromkeys(lacks))
+    return _answer(name, PARTLY, f"{answer.rstrip('.')}. Not wholly, since {why}.", evidence,
+                   (further if own else "") or command)  # fmt: skip
+
+
+def _lacks(run: Plan, held: Sequence[Plan]) -> str:
+    """Why a run does not answer where the time of the planned service goes; empty where it does."""
+    if run["made_by"] != "measured":
+        return f"{run['run']} is {run['made_by']}: it is not what your service waits on"
+    if run["other"]:
+        return f"{run['run']}: {run['other']}"
+    return "" if held else f"no verdict on {run['run']} holds"
+
+
+def _typed(step: str) -> str:
+    """The command that a next step names; empty where it names none."""
+    at = step.find("whywait ")
+    return f"{step[at:]} --out RUN, then whywait plan … --run RUN" if at >= 0 else ""
 
 
 def _account(point: Plan) -> str:
@@ -195,7 +213,11 @@ def _goodput(p: Plan) -> dict[str, Any]:
     answer = kept + by_run + ("." if measured else "; none of them was measured under this load.")
     told = [e for e in p["experiments"] if e["command"]]
     own = next((e for e in told if any(r["name"] == p["first"] and r["group"] == e["of"] for r in rows)), None)
-    command = (own or (told[0] if told else {"command": ""}))["command"]
+    trial = own or (told[0] if told else None)
+    if trial:
+        one = f"one replica of {trial['replicas']}"
+        answer += f" To measure it, {trial['serve']} ({one}), and afterwards {trial['then']}"
+    command = trial["command"] if trial else ""
     return _answer(name, ANSWERED if held and measured else PARTLY, answer, evidence, command)
 
 
@@ -228,18 +250,21 @@ def _quality(p: Plan) -> dict[str, Any]:
     kinds = {state: list(dict.fromkeys(r["shape"] for r in narrow if r["quality"] == state)) for state in by}
     evidence = [f"{state}: {', '.join(k[:4])}" + (f" and {len(k) - 4} more kinds" if len(k) > 4 else "")
                 for state, k in kinds.items()]  # fmt: skip
-    evidence += list(dict.fromkeys(f"{'+'.join(r['narrow'])}: {r['quality_note']}" for r in narrow))
+    evidence += list(dict.fromkeys(f"{'+'.join(r['narrow']) or r['name']}: {r['quality_note']}" for r in narrow))
     open_ = by.get("untested", []) + by.get("undecided", [])
     first = next((r for r in narrow if r["name"] in (p["untested"] or open_)), None)
     what = "+".join(first["narrow"]) if first else ""
     command = f"whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {what}=DIR" if open_ else ""
+    if first is not None and not what:  # a run that does not tell its numbers
+        command = "whywait plan … --baseline bf16-weights,bf16-kv (the numbers that the service really had)"
     answer = "Every candidate of narrower numbers was tested." if not open_ else (
         f"{len(open_)} candidates of narrower numbers are not tested; none of them is ranked first."
-        + (f" {p['untested'][0]} would cost less than the first." if p["untested"] else ""))  # fmt: skip
+        + (f" {if_tested(p)}." if p["untested"] else ""))  # fmt: skip
     return _answer(name, PARTLY if open_ and len(by) > 1 else OPEN if open_ else ANSWERED, answer, evidence, command)
 
 
-def _cost(p: Plan) -> dict[str, Any]:
+def _cost(p: Plan, goodput: Plan) -> dict[str, Any]:
+    """Never surer than the ``goodput`` that it is divided by, and open where nothing is first."""
     name = "What does a good request cost?"
     rows, basis = p["rows"], p["basis"]
     money = basis["currency"]
@@ -249,33 +274,28 @@ def _cost(p: Plan) -> dict[str, Any]:
         cost, energy = r["figures"]["cost"], r["figures"]["energy"]
         evidence.append(f"{r['name']}: {number(cost['value'])} {money} per 1,000 good ({_band(cost)}), "
                         f"{number(energy['value'])} J each ({_band(energy)})")  # fmt: skip
-    evidence += [_offer(m, o) for m, o in basis["offers"].items()]
+    evidence += [offer(m, o) for m, o in basis["offers"].items()]
     bill = p["bill"]
     if bill and bill["money"] and (gap := _gap(bill["money"][0])):
         evidence.append(f"bill of {bill['of']}: a million effective tokens {gap}")
-    if not priced:
-        return _answer(
-            name,
-            OPEN,
-            "No price is known for any machine.",
-            evidence,
-            "whywait plan … --price prices.toml (docs/bill.md)",
-        )
+    own_prices = "whywait plan … --price prices.toml (docs/bill.md)"
+    if not priced and (rows or not any(basis["offers"].values())):
+        return _answer(name, OPEN, "No price is known for any machine.", evidence, own_prices)
+    if p["first"] is None:
+        best = p["beyond_budget"]
+        other = "with other machines, layouts or counts" if best is None else f"--budget {best['paid'] * 1.001:.4g}/h"
+        return _answer(name, OPEN, "Nothing is first, so it is open what a good request will cost.", evidence,
+                       f"whywait plan … {other}")  # fmt: skip
     shipped = (
         "; prices are those that ship: estimates and lists, use your own" if not p["inputs"].get("own_prices") else ""
     )
     f = priced[0]["figures"]
     answer = (f"{priced[0]['name']}: {number(f['cost']['value'])} {money} per 1,000 good requests, "
-              f"{number(f['energy']['value'])} J each{shipped}.")  # fmt: skip
-    return _answer(name, PARTLY if shipped or basis["unpriced"] or basis["mixed"] else ANSWERED, answer, evidence,
-                   "whywait plan … --price prices.toml (docs/bill.md)" if shipped else "")  # fmt: skip
-
-
-def _offer(machine: str, o: Plan | None) -> str:
-    if o is None:
-        return f"{machine}: no offer in the price book"
-    return (f"{machine}: {number(o['per_device_hour'])} {o['currency']} a device-hour, {o['terms']}, {o['name']} "
-            f"({o['date']}; {o['source']})")  # fmt: skip
+              f"{number(f['energy']['value'])} J each{shipped}")  # fmt: skip
+    sure = goodput["state"] == ANSWERED
+    answer += "." if sure else "; no surer than question 3, whose goodput it is divided by."
+    state = ANSWERED if sure and not (shipped or basis["unpriced"] or basis["mixed"]) else PARTLY
+    return _answer(name, state, answer, evidence, own_prices if shipped else "" if sure else goodput["command"])
 
 
 def _gap(m: Plan) -> str:

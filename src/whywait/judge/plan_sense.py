@@ -68,7 +68,7 @@ def break_even(base: Mapping[str, float | None], machine_of: Mapping[str, str]) 
             best[machine_of[shape]] = min(cost, best.get(machine_of[shape], cost))
     top = best[machine_of[first]]
     return [{"machine": m, "factor": top / c} for m, c in sorted(best.items(), key=lambda x: x[1])
-            if m != machine_of[first]]  # fmt: skip
+            if m != machine_of[first] and c > 0]  # fmt: skip
 
 
 class Experiment(NamedTuple):
@@ -131,7 +131,7 @@ def untested(rows: Sequence[Row]) -> list[str]:
     """Names of those of narrower numbers that would cost less than the first if their answers were tested."""
     order = ranked(rows)
     first = order[0].figures.get("cost") if order and order[0].eligible else None
-    found = [r for r in rows if r.quality in ("untested", "undecided") and r.meets == "holds"]
+    found = [r for r in rows if r.quality in ("untested", "undecided") and r.meets == "holds" and r.affordable]
     cheap = [r for r in found if (c := r.figures.get("cost")) is not None and (first is None or c < first)]
     return [r.name for r in sorted(cheap, key=lambda r: r.figures["cost"] or 0.0)]
 

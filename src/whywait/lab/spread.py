@@ -6,6 +6,7 @@ such flags documents; unless a configuration file was given, which may say other
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -16,6 +17,7 @@ from whywait.lab.command import flag_value
 
 _FILES: Final = ("--config", "--extra_llm_api_options", "--config-file")
 _FACTS: Final = ("tensor_parallel", "pipeline_parallel", "data_parallel")
+_SHORT: Final = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "data_parallel": "dp"}
 _STARTERS: Final = re.compile(r"serve|.*launch_server|.*api_server(\.py)?|trtllm-serve")
 
 
@@ -33,9 +35,16 @@ def is_command(argv: Sequence[str]) -> bool:
 
 def spread(table: EngineTable, argv: Sequence[str], log: str = "") -> tuple[int | None, str]:
     """Devices, and who says so; None where it is not said, or not in a number."""
+    sizes, who = layout(table, argv, log)
+    return None if sizes is None else math.prod(sizes.values()), who
+
+
+def layout(table: EngineTable, argv: Sequence[str], log: str = "") -> tuple[dict[str, int] | None, str]:
+    """The same by its parts: ``tp``, ``pp``, ``dp`` (or a fact's own name), those that are not 1."""
     if not argv or (not table.spread and not any(_logged(table, fact, log) for fact in _FACTS)):
         return None, ""
-    count, said = 1, []
+    sizes: dict[str, int] = {}
+    said = []
     for fact, spellings in (table.spread or dict.fromkeys(_FACTS, ())).items():
         if fact == "data_parallel" and any(flag in argv for flag in table.spread_alike):
             continue
@@ -45,12 +54,16 @@ def spread(table: EngineTable, argv: Sequence[str], log: str = "") -> tuple[int 
             flag, value = given[0]
             if not (value.isascii() and value.isdigit() and int(value)):
                 return None, ""
-            count *= int(value)
+            size = int(value)
             said.append(f"{flag} {value}")
         elif logged:
-            count *= int(logged)
-            if int(logged) != 1:
+            size = int(logged)
+            if size != 1:
                 said.append(f"{fact.replace('_', ' ')} {logged} in its log")
         elif any(flag_value(argv, flag) is not None for flag in _FILES):
             return None, ""
-    return count, f"its command: {', '.join(said)}" if said else "its command: no flag spreads it over more"
+        else:
+            continue
+        if size != 1:
+            sizes[_SHORT.get(fact, fact)] = size
+    return sizes, f"its command: {', '.join(said)}" if said else "its command: no flag spreads it over more"

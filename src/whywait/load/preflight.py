@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 import orjson
 
 from whywait.core.events import Accepted, Failed, Finished, Sent
+from whywait.core.run import SIMULATED_SERVICE
 from whywait.core.schedule import Workload
 from whywait.engines import EngineTable, detect, metrics_paths
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError, WhywaitError, WrongModel
@@ -91,7 +92,7 @@ def find(endpoint: Endpoint, model: str | None) -> Target:
         what = engine.flags.get("metrics", "") if engine else ""
         target = _note(target, UNREAD, why, f"start it with {what}" if what else next_)
     if text and SIMULATED in text:
-        target = _note(dataclasses.replace(target, simulated=True), "the service is simulated (whywait serve-sim)",
+        target = _note(dataclasses.replace(target, simulated=True), SIMULATED_SERVICE,
                        "all its times are modelled, not measured", "whywait simulate states their error")  # fmt: skip
     return _limits(target, listing)
 

@@ -22,6 +22,7 @@ from whywait.errors import UsageError
 from whywait.physics.tables import load, parse
 
 TERMS = ("on demand", "reserved", "owned")
+SOLD_BY = ("device", "node")
 HOURS_A_YEAR, HOURS_A_MONTH = 365.25 * 24, 365.25 * 2
 _DATE = re.compile(r"\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 _NUMBERS = ("per_device_hour", "capex", "years", "hosting", "power_price", "pue", "utilisation")
@@ -35,6 +36,7 @@ class Offer:
     ``per_device_hour``: all in; or, of owned machines, ``capex`` of ``devices`` devices with all around them over
     ``years``, ``hosting`` of those a month, ``power_price`` a kWh and ``pue`` (facility power / machine power).
     ``utilisation``: share of the hours paid for in which the machine serves. ``machines``: names it is of; empty: any.
+    ``sold_by``: device, or node: then whole nodes of the machine are paid.
     """
 
     name: str
@@ -52,15 +54,22 @@ class Offer:
     power_price: float | None = None
     pue: float = 1.0
     utilisation: float = 1.0
+    sold_by: str = "device"
 
     @property
     def all_in(self) -> bool:
         """Whether the price of an hour holds the power, too."""
         return self.per_device_hour is not None
 
+    @property
+    def used(self) -> float:
+        """Share of the hours paid for that are hours of use; on demand nothing else is paid."""
+        return 1.0 if self.terms == "on demand" else self.utilisation
+
     def hourly(self) -> dict[str, float]:
-        """What an hour of use of one device costs before its power, by item; their sum is the price."""
-        used = 1.0 if self.terms == "on demand" else self.utilisation
+        """What an hour of use of one device costs before its power, by item; their sum is the price. What is paid an
+        hour, used or not, is that × :attr:`used`."""
+        used = self.used
         if self.per_device_hour is not None:
             return {"rent" if self.terms != "owned" else "all in": self.per_device_hour / used}
         capex, years = self.capex or 0.0, self.years or 1.0  # both are given where the hour's price is not
@@ -68,6 +77,10 @@ class Offer:
             "capital": capex / self.devices / (years * HOURS_A_YEAR) / used,
             "hosting": self.hosting / self.devices / HOURS_A_MONTH / used,
         }
+
+    def billed(self, devices: int, node: int) -> int:
+        """How many devices are paid where ``devices`` serve; ``node``: how many the machine has in one."""
+        return devices if self.sold_by == "device" else math.ceil(devices / max(node, 1)) * max(node, 1)
 
     @property
     def per_joule(self) -> float:
@@ -99,6 +112,8 @@ def offer_of(entry: Mapping[str, Any], who: str = "offer") -> Offer:
             raise UsageError(f"{who}: {key} is missing", "every price has a name, terms, currency, date and source")
     if values["terms"] not in TERMS:
         raise UsageError(f"{who}: terms = {values['terms']!r}", f"one of: {', '.join(TERMS)}")
+    if values.get("sold_by", "device") not in SOLD_BY:
+        raise UsageError(f"{who}: sold_by = {values['sold_by']!r}", f"one of: {', '.join(SOLD_BY)}")
     if not re.fullmatch(r"[A-Z]{3}", values["currency"]):
         raise UsageError(f"{who}: currency = {values['currency']!r} is no ISO 4217 code", "such as USD, EUR, CNY")
     if not _DATE.fullmatch(values["date"]):
@@ -147,7 +162,7 @@ def read_offers(path: str | Path) -> tuple[Offer, ...]:
     Raises:
         UsageError: no such file, not TOML, or an offer cannot be.
     """
-    table = load(Path(path))
+    table = load(Path(path), "docs/bill.md")
     return _offers(table, str(path))
 
 
@@ -179,6 +194,17 @@ def of_machine(offers: Sequence[Offer], machine: str | None) -> tuple[Offer, ...
     return tuple(o for o in offers if not o.machines or machine in o.machines)
 
 
+def parse_currency(text: str | None) -> str:
+    """``--currency`` in capitals; empty where it was not given.
+
+    Raises:
+        UsageError: it is no code.
+    """
+    if text is not None and not re.fullmatch(r"[A-Za-z]{3}", text):
+        raise UsageError(f"--currency: {text!r} is no ISO 4217 code", "such as USD, EUR, CNY")
+    return (text or "").upper()
+
+
 def parse_owned(text: str, currency: str, date: str) -> Offer:
     """``capex=250000,devices=8,years=4,pue=1.3,power_price=0.12,hosting=900,utilisation=0.6`` → an offer.
 
@@ -189,7 +215,7 @@ def parse_owned(text: str, currency: str, date: str) -> Offer:
     for part in (p.strip() for p in text.split(",") if p.strip()):
         key, equals, value = (x.strip() for x in part.partition("="))
         try:
-            values[key] = int(value) if key == "devices" else float(value)
+            values[key] = value if key == "sold_by" else int(value) if key == "devices" else float(value)
         except ValueError:
             equals = ""
         if not equals:

@@ -25,12 +25,13 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise UsageError(f"{name} cannot be read as TOML: {exc}") from exc
 
 
-def load(path: Path) -> dict[str, Any]:
-    """
+def load(path: Path, page: str = "docs/simulate.md") -> dict[str, Any]:
+    """``page`` is where the documentation tells what such a file holds.
+
     Raises:
         UsageError: no such file, not text, not TOML.
     """
     try:
         return parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"{path} cannot be read: {exc}", "a TOML file that exists; see docs/simulate.md") from exc
+        raise UsageError(f"{path} cannot be read: {exc}", f"a TOML file that exists; see {page}") from exc

@@ -26,6 +26,11 @@ BELIEVED = {"holds": "the energy may be believed", "undecided": "the energy is n
 #: What the sentence is about, in words, and how many of that.
 SAID = {"per_good_request": ("1,000 good requests", 1000.0), "per_request": ("1,000 requests", 1000.0),
         "per_million_output_tokens": ("1,000,000 output tokens", 1.0)}  # fmt: skip
+#: Requests by what became of them (``analyze.bill_work.Work.kinds``).
+ON = {"good": "good requests", "late": "late requests", "failed": "failed requests",
+      "censored": "requests cut off by the end of the run",
+      "cancelled": "requests that their client cancelled"}  # fmt: skip
+CUT = {"censored": "cut off by the end of the run", "cancelled": "cancelled by their client"}
 Figure = Mapping[str, Any]
 
 
@@ -62,9 +67,14 @@ def headline(found: Mapping[str, Any]) -> str:
     costs = [f"{number(f[key]['value'] * many * unit)} {name}" for f, unit, name in by if f[key]["value"] is not None]
     if not costs:
         why = next((f[key]["why"] for f, _, _ in by if f[key]["why"]), "nothing is known")
-        return f"What {what} cost is not known: {why}"
+        of = f" (at {_name(best)}, the first of {len(points)} loads)" if len(points) > 1 else ""
+        return f"What {what} cost is not known: {why}{of}"
     work = best["work"]
-    share = f"; {percent(work['good_requests'] / work['requests'])} were good" if work["requests"] else ""
+    share, n = "", work["requests"]
+    if n:
+        said = [f"{percent(work['good_requests'] / n)} were good"]
+        said += [f"{percent(many / n)} {words}" for k, words in CUT.items() if (many := work[f"{k}_requests"])]
+        share = f"; {', '.join(said)}"
     told = f"; {best['counted']['how']}" if best["counted"] else share
     sure = f"; {BELIEVED[best['energy']['state']]}" if best["energy"]["joules"] is not None else ""
     return f"{what} cost {' and '.join(costs)}{where}{told}{sure}"
@@ -128,9 +138,16 @@ def work_lines(p: Mapping[str, Any]) -> list[str]:
     n, parts = work["requests"], ""
     if n != round(n):
         parts = " (one that lies partly in the window counts as that part)"
-    late, failed = number(work["late_requests"]), number(work["failed_requests"])
-    return [f"{number(n)} requests{parts}: {number(work['good_requests'])} good, {late} late, {failed} failed; "
+    kinds = {"good": "good", "late": "late", "failed": "failed", **CUT}
+    counts = {k: work[f"{k}_requests"] for k in kinds}
+    said = ", ".join(f"{_count(v)} {kinds[k]}" for k, v in counts.items() if v or k not in CUT)
+    return [f"{_count(n)} requests{parts}: {said}; "
             f"{number(work['effective_tokens'])} effective tokens"]  # fmt: skip
+
+
+def _count(n: float) -> str:
+    """Requests: whole where they are, for people."""
+    return f"{n:,.0f}" if abs(n - round(n)) < 1e-6 else number(n)
 
 
 def energy_line(e: Mapping[str, Any]) -> str:
@@ -154,8 +171,10 @@ def lost_lines(p: Mapping[str, Any]) -> list[str]:
     lost = {k: v for k, v in (share["spent_on"] or {}).items() if k != "good" and v}
     if not lost:
         return []
-    said = " and ".join(f"{percent(v)} on {k} requests" for k, v in lost.items())
+    said = " and ".join(f"{percent(v)} on {ON[k]}" for k, v in lost.items())
     charged = "charged to the good" if share["spent_on"]["good"] else "with nothing good to charge it to"
+    if p["energy"]["joules"] is None and all(m["total"] is None for m in p["money"]):
+        return [f"by {share['rule']} {said}"]
     return [f"of it {said} (by {share['rule']}), {charged}"]
 
 
@@ -247,7 +266,7 @@ def _rows(title: str, rows: Sequence[Mapping[str, Any]], money: Sequence[Mapping
     for r in rows:
         paid = r["money"].get(priced["name"]) if priced else None
         cells = [
-            number(r["requests"]), number(r["good_requests"]), _kilo(r["nanojoules"], 1e-12),
+            _count(r["requests"]), _count(r["good_requests"]), _kilo(r["nanojoules"], 1e-12),
             _kilo(r["j_per_good_request"], 1.0), _kilo(r["j_per_million_effective_tokens"], 1e-3),
         ]  # fmt: skip
         if priced:

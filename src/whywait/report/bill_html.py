@@ -101,7 +101,8 @@ def _shares(p: Mapping[str, Any]) -> Html:
     out = []
     spent = share["spent_on"] or {}
     if spent:
-        out.append(tag("p", "Of the energy: " + ", ".join(f"{percent(v)} on {k} requests" for k, v in spent.items())))
+        parts = [f"{percent(v)} on {text.ON[k]}" for k, v in spent.items() if v or k not in text.CUT]
+        out.append(tag("p", "Of the energy: " + ", ".join(parts)))
     for title, rows in text.share_tables(p):
         out.append(svg_table(rows[0], rows[1:], f"By {title}, shared by {share['rule']}"))
     if len(out) < 2:

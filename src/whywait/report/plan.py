@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from whywait.judge.plan_answers import limits
-from whywait.judge.plan_told import SHORT, foot, made
+from whywait.judge.plan_told import SHORT, changed, foot, made
+from whywait.judge.plan_worded import if_tested, load, looked, utilisation, whole_nodes
 from whywait.report.text import console
 from whywait.units import ms, number, percent
 
@@ -20,31 +21,42 @@ KEEPS = {"holds": "yes", "undecided": "maybe", "fails": "no"}
 MOST_ROWS, MOST_REFUSED, MOST_DOUBTS, MOST_EVIDENCE, MOST_NEVER = 12, 3, 4, 5, 3
 CSV_HEAD = (
     "rank", "candidate", "kind", "machine", "devices", "replicas", "engine", "layout", "techniques", "keeps_slo",
-    "quality", "tie", "front", "dominated_by", "per_hour", "currency", "cost_per_1000_good", "cost_low", "cost_high",
+    "quality", "tie", "front", "dominated_by", "per_hour", "paid_per_hour", "currency",
+    "whole_nodes_devices", "whole_nodes_paid_per_hour",
+    "cost_per_1000_good", "cost_low", "cost_high",
     "goodput_per_s", "goodput_low", "goodput_high", "share", "ttft_p95_ms", "tpot_p95_ms", "j_per_good", "j_low",
     "j_high", "headroom", "keeps_without_a_node", "basis", "calibrated_by", "terms", "prices_of",
+    "price_source",
 )  # fmt: skip
 
 
 def csv_rows(p: Plan) -> Iterator[list[Any]]:
     """A row of ``CSV_HEAD`` per candidate that was looked at closely."""
-    for r in p["rows"]:
+    for row in p["rows"]:
+        r = {**row.get("served", {}), **row}  # of a run: what it says it measured
         f = r["figures"]
         yield [
             r["rank"], r["name"], r["kind"], r["machine"], r["devices"], r["replicas"], r.get("engine"),
             r.get("layout"), r.get("apply"), r["meets"], r["quality"], r["tie"], r["front"], r["dominated_by"],
-            r["hourly"], p["basis"]["currency"], *(f["cost"][k] for k in ("value", "low", "high")),
+            r["hourly"], r["paid"], p["basis"]["currency"], *_whole(r),
+            *(f["cost"][k] for k in ("value", "low", "high")),
             *(f["goodput"][k] for k in ("value", "low", "high")), f["share"]["value"], f["ttft_ms_p95"]["value"],
             f["tpot_ms_p95"]["value"], *(f["energy"][k] for k in ("value", "low", "high")), r["headroom"],
             r["loss"]["keeps"] if r["loss"] else None, r["basis"], r["calibrated_by"],
-            *((o["terms"], o["date"]) if (o := p["basis"]["offers"].get(r["machine"])) else (None, None)),
+            *(o[k] if (o := p["basis"]["offers"].get(r["machine"])) else None for k in ("terms", "date", "source")),
         ]  # fmt: skip
+
+
+def _whole(r: Plan) -> tuple[int, float | None]:
+    """Devices of the nodes it is on, and what is paid an hour for all of them."""
+    w = r["whole_nodes"]
+    return (w["devices"], w["paid"]) if w else (r["devices"], r["paid"])
 
 
 def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
     out = out or console()
     out.print(Text(f"\n{p['headline']}", style="bold"))
-    for line in filter(None, (asked(p), money(p), made(p))):
+    for line in filter(None, (asked(p), money(p), whole_nodes(p), looked(p), made(p), changed(p))):
         out.print(Text(line, style="dim"))
     out.print()
     out.print(_table(p))
@@ -73,8 +85,9 @@ def print_plan(p: Plan, directory: str, out: Console | None = None) -> None:
 
 def asked(p: Plan) -> str:
     w = p["want"]
-    said = f"{p['model']['name']} at {number(w['rate'])} requests/s; {percent(w['share'])} of them within {limits(w)}"
-    return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour" if w["budget"] else "")
+    said = f"{p['model']['name']} at {number(w['rate'])} requests/s, {load(p)}; {percent(w['share'])} "
+    said += f"of them within {limits(w)}"
+    return said + (f"; at most {number(w['budget'])} {p['basis']['currency']} an hour paid" if w["budget"] else "")
 
 
 def money(p: Plan) -> str:
@@ -85,24 +98,25 @@ def money(p: Plan) -> str:
         return f"money: no price is known in {b['currency']} by terms {b['terms']} (--price, --terms)"
     terms = "by terms that differ" if b["mixed"] else b["terms"]
     whose = "" if p["inputs"].get("own_prices") else ", estimates and lists that ship with whywait"
+    terms += f", {used}" if (used := utilisation(p)) else ""
     return f"money: {b['currency']}, {terms}, prices of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}{whose}"
 
 
 def rows_of(p: Plan) -> list[list[str]]:
-    """Candidate, keeps SLO, what it rests on, answers, money an hour, per 1,000 good, good/s, TTFT, TPOT, J, headroom,
-    a node lost."""
+    """Candidate, keeps SLO, what it rests on, answers, money paid an hour, per 1,000 good, good/s, TTFT, TPOT, J,
+    headroom, a node lost."""
     out = []
     for r in p["rows"]:
         f = r["figures"]
         out.append([
-            _sign(p, r) + r["name"], KEEPS[r["meets"]], r["basis"], r["quality"], number(r["hourly"]),
+            _sign(p, r) + r["name"], KEEPS[r["meets"]], r["basis"], r["quality"], number(r["paid"]),
             _with(f["cost"], number), number(f["goodput"]["value"]), ms(f["ttft_ms_p95"]["value"]),
             ms(f["tpot_ms_p95"]["value"]), number(f["energy"]["value"]), _headroom(r), _node(r),
         ])  # fmt: skip
     return out
 
 
-HEAD = ("candidate", "SLO kept", "from", "answers", "per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95",
+HEAD = ("candidate", "SLO kept", "from", "answers", "paid per hour", "per 1,000 good", "good/s", "TTFT p95", "TPOT p95",
         "J per good", "headroom", "a node less")  # fmt: skip
 
 
@@ -125,7 +139,7 @@ def _table(p: Plan) -> Table:
         band = "" if c["low"] is None or c["value"] is None else f"{c['low']:.2g}–{c['high']:.2g}"
         quality = "–" if r["quality"] == "as published" else "tested" if r["quality"] == "holds" else r["quality"]
         late = [number(f[k]["value"]) for k in ("ttft_ms_p95", "tpot_ms_p95")]
-        cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], SHORT[r["basis"]], quality, number(r["hourly"]),
+        cells = [_sign(p, r) + r["name"], KEEPS[r["meets"]], SHORT[r["basis"]], quality, number(r["paid"]),
                  number(c["value"]), band, *late, _headroom(r), _node(r)]  # fmt: skip
         table.add_row(*(Text(x) for x in cells))
     return table
@@ -178,11 +192,13 @@ def marks(p: Plan, page: bool = False) -> list[str]:
             "80 %: what it costs with as many as it turns out to need"
         )
     if p["first"] and not page:
-        out.append("/1k good: per 1,000 good requests; TTFT and TPOT: 95th percentile, ms; answers: – as published; "
+        out.append(f"{p['basis']['currency']}/h: paid, used or not; /1k good: per 1,000 good requests, by the hours of "
+                   "use; TTFT and TPOT: 95th percentile, ms; answers: – as published; "
                    "room: for more load; −node: share of good requests without one node")  # fmt: skip
     out += ["in brackets: 80 % of the draws; TTFT and TPOT: 95th percentile"] if page else foot(p)
     if p["ties"]:
-        out.append("= a tie with the first: the difference is inside the error")
+        out.append("= a tie with the first: with as many of each as it turns out to need, the difference is inside the "
+                   "error (listed are sizes that surely do)")  # fmt: skip
     if any(r["dominated_by"] for r in p["rows"]):
         out.append(
             "× dominated: nowhere better than another one, surely worse in one of cost, goodput, latency, energy"
@@ -198,6 +214,8 @@ def marks(p: Plan, page: bool = False) -> list[str]:
 
 def turning(p: Plan) -> list[str]:
     s = p["sensitivity"]
+    if p["first"] is None:
+        return ["nothing is first, so no assumption was moved"]
     flips = [f for f in s["flips"] if f["flips"]]
     stay = [f"{f['assumption']} {f['by']}" for f in s["flips"] if not f["flips"]]
     out = [f"{f['assumption']} {f['by']}: {f['first'] or f['note']}" + _ahead(f)
@@ -226,11 +244,12 @@ def experiment(p: Plan) -> list[str]:
         price = "" if e["costs"] is None else f", about {number(e['costs'])} {money}"
         what = f"measure one replica of {e['shape']} ({_devices(e['devices'])} for {e['hours']:g} h{price})"
         out.append(f"{what}: it changes the decision with probability {percent(e['change'])} and saves "
-                   f"{number(e['saves'])} {money} an hour in the mean")  # fmt: skip
-        out.append(f"→ {e['command']}")
+                   f"{number(e['saves'])} {money} an hour of use in the mean")  # fmt: skip
+        out.append(f"{e['serve']} (one replica of {e['replicas']}), then")
+        out += [f"→ {e['command']}", f"→ {e['then']}"]
     if p["untested"]:
         narrow = next("+".join(r["narrow"]) for r in p["rows"] if r["name"] == p["untested"][0])
-        out.append(f"compare the answers (one engine of each kind): {p['untested'][0]} would cost less than the first")
+        out.append(f"compare the answers (one engine of each kind): {if_tested(p)}")
         out.append(f"→ whywait quality URL-A URL-B --load --out DIR, then whywait plan … --quality {narrow}=DIR")
     return out or ["none of those looked at would change it with a probability of 5 % or more"]
 
@@ -246,6 +265,7 @@ def screening(p: Plan) -> list[str]:
         f"by what holds the model and can be dealt out: {c['refused']} kinds out",
         f"by an optimistic bound on their rate: {c['by_bound']} kinds out; {c['by_cost']} more since even by it they "
         "cost over twice the best (a quicker one at twice the price may be lost by that)",
+        *([f"by the budget: {c['by_budget']} kinds out"] if p["want"]["budget"] is not None else []),
         f"by one replica at its share of the rate: {c['too_small']:,} sizes too small, {c['larger_than_needed']:,} "
         f"larger than needed, {c['not_at_any_size']} kinds at no size",
         f"{c['in_draws']} of {c['sized']} kinds went on (of each machine and engine the cheapest, the quickest), "

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from whywait.judge.plan_told import made
+from whywait.judge.plan_told import changed, made
+from whywait.judge.plan_worded import device_hour, hour, looked, tied, whole_nodes
+from whywait.physics.prices import HOURS_A_MONTH
 from whywait.report import plan as rows
 from whywait.report import svg
 from whywait.report.html import HEAD
@@ -37,7 +39,7 @@ def render(p: Mapping[str, Any]) -> str:
         word, _, rest = how.partition(":")
         top.append(tag("p", tag("strong", word) + f":{rest}.", class_="banner"))
     top += [tag("h1", title, class_="long" if len(title) > 110 else None)]
-    top += [tag("p", line, class_="meta") for line in (rows.asked(p), rows.money(p))]
+    top += [tag("p", line, class_="meta") for line in (rows.asked(p), rows.money(p), looked(p), changed(p)) if line]
     header = tag("header", cat(top) + tag("nav", links, aria_label="Sections"))
     main = tag("main", cat(tag("section", tag("h2", name) + part, id=key) for key, name, part in parts))
     foot = tag("footer", f"whywait {p['whywait_version']}", class_="note")
@@ -66,18 +68,23 @@ def _decision(p: Mapping[str, Any]) -> Html:
         out.append(tag("p", p["headline"] + "."))
     else:
         f = first["figures"]
-        hour, each = number(first["hourly"]), number(f["cost"]["value"])
-        month = number(first["hourly"] * 730.5)
+        each, month = number(f["cost"]["value"]), number(first["paid"] * HOURS_A_MONTH)
+        terms = (p["basis"]["offers"].get(first["machine"]) or p["basis"])["terms"]
+        when = " if it is rented all the time" if terms == "on demand" else ", used or not"
         low, high = number(f["cost"]["low"]), number(f["cost"]["high"])
         span = "" if low == high else (f"; {low} to {high} {money} (80 %) with as many devices as it may turn out to "
                                        "need")  # fmt: skip
-        out.append(tag("p", f"Take {first['name']}. It costs {hour} {money} an hour, about {month} {money} a month, "
-                       f"and {each} {money} for 1,000 requests that are served as promised{span}."))  # fmt: skip
+        out.append(tag("p", f"Take {first['name']}. It costs {hour(p, first)}; about {month} {money} a month "
+                       f"are paid{when}. 1,000 requests that are served as promised come to {each} {money}"
+                       f"{span}."))  # fmt: skip
         out.append(tag("p", _room(p, first)))
-        tied = [n for n in p["ties"] if by[n]["shape"] != first["shape"]]
-        if tied:
-            out.append(tag("p", f"It is not surely cheaper than {', '.join(tied)}: the difference is inside the "
-                           "error, so other reasons may decide between them."))  # fmt: skip
+        if nodes := whole_nodes(p):
+            out.append(tag("p", nodes[:1].upper() + nodes[1:] + "."))
+        why, others = tied(p, first)
+        if others:
+            out.append(tag("p", f"It is not surely cheaper than {', '.join(others)}: the difference is {why}, so other "
+                           f"reasons may decide between them. In brackets: {money} paid an hour for the size listed, "
+                           "which surely does; it may turn out that fewer do."))  # fmt: skip
     open_ = [f"{i}. {q['question']}" for i, q in enumerate(p["questions"], 1) if q["state"] != "answered"]
     if open_:
         out.append(tag("p", tag("strong", "Not, or not wholly, answered: ") + " ".join(open_)))
@@ -112,7 +119,7 @@ def _card(of: tuple[int, Mapping[str, Any]]) -> Html:
 
 
 def _head(p: Mapping[str, Any]) -> list[str]:
-    return [f"{h}, {p['basis']['currency']}" if h.startswith("per ") else h for h in rows.HEAD]
+    return [f"{h}, {p['basis']['currency']}" if h.startswith(("per ", "paid ")) else h for h in rows.HEAD]
 
 
 def _costs(p: Mapping[str, Any]) -> Html:
@@ -139,23 +146,23 @@ def _costs(p: Mapping[str, Any]) -> Html:
 
 def _front(p: Mapping[str, Any]) -> Html:
     """Money an hour against latency; the front is named."""
-    able = [r for r in rows.shown(p, 4 * MOST) if r["meets"] != "fails" and r["hourly"] is not None]
+    able = [r for r in rows.shown(p, 4 * MOST) if r["meets"] != "fails" and r["paid"] is not None]
     mine = [r for r in able if r["figures"]["latency"]["value"] is not None]
     if len(mine) < 2:
         return Html()
-    x = scale_for([r["hourly"] for r in mine], log=False)
+    x = scale_for([r["paid"] for r in mine], log=False)
     y = scale_for([r["figures"]["latency"]["value"] for r in mine] + [1.0], log=False)
     plot = Plot(260, left=54, bottom=44)
-    plot.x_axis(x, f"{p['basis']['currency']} an hour")
+    plot.x_axis(x, f"{p['basis']['currency']} paid an hour")
     plot.y_axis(y, "95th percentile over its limit")
     plot.line((0, 260 * (1 - y(1.0))), (1, 260 * (1 - y(1.0))), "axis")
     labels = Labels(plot)
     for r in mine:
-        at = (x(r["hourly"]), 260 * (1 - y(r["figures"]["latency"]["value"])))
+        at = (x(r["paid"]), 260 * (1 - y(r["figures"]["latency"]["value"])))
         plot.mark(at, *(("diamond", "p50") if r["front"] else ("cross", "cross")), r["name"])
         labels.keep_clear(at)
     for r in [r for r in mine if r["front"]][:5]:
-        labels.put((x(r["hourly"]), 260 * (1 - y(r["figures"]["latency"]["value"]))), clip(r["name"], 26))
+        labels.put((x(r["paid"]), 260 * (1 - y(r["figures"]["latency"]["value"]))), clip(r["name"], 26))
     reading = (
         "Diamonds: nobody is better in everything (cost, goodput, latency, energy). Below the line the limits are kept."
     )
@@ -186,7 +193,7 @@ def _left_out(p: Mapping[str, Any]) -> Html:
 
 def _prices(p: Mapping[str, Any]) -> Html:
     told = [[m, "–", "–", "–", "no offer"] if o is None else
-            [m, f"{number(o['per_device_hour'])} {o['currency']}", o["terms"], o["date"], f"{o['name']}; {o['source']}"]
+            [m, device_hour(o), o["terms"], o["date"], f"{o['name']}; {o['source']}"]
             for m, o in p["basis"]["offers"].items()]  # fmt: skip
     return table(["machine", "a device-hour", "terms", "date", "source"], told, "The prices compared by", "text")
 

@@ -67,6 +67,7 @@ def grid(
         with _children_deaf():
             pieces = [[(i, cells[i]) for i in part] for part in _parts(len(cells), jobs)]
             futures = {pool.submit(_piece, piece): len(piece) for piece in pieces}
+            pool.submit(int)  # its watcher looks at the processes anew: it has not seen the last, were that killed now
         done = 0
         for future in as_completed(futures):
             for i, got in future.result():

@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from whywait.analyze.counters import delta, gauge, series
-from whywait.analyze.roofline import device_names
+from whywait.analyze.counters import delta, gauge
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge.facts_requests import reuse
@@ -27,12 +24,12 @@ from whywait.physics.models import BYTES, Shape
 from whywait.sim.deployment import Deployment, Engine, Speculation
 from whywait.sim.engines import engine_of
 from whywait.sim.techniques import TECHNIQUES, apply, nearest, parse
+from whywait.twin.spread import SPREADS, Fact, check_fits, serving, spread_of
 
 #: What an x86 core of a server does where nothing was measured: bytes/s from memory and flops/s in 32 bits. Guesses:
 #: the priors around them are wide.
 CORE_BYTES_PER_S, CORE_FLOPS_PER_S = 12e9, 80e9
 CPU_TOKEN_BUDGET = 2048  # --max-num-batched-tokens of vLLM's API server where no large accelerator is found
-BUSY = 0.05  # a device that was busy for less of the run did not take part
 BUDGET = "tokens per step"
 #: What a technique in ``--baseline`` says, so that it is no longer assumed.
 GIVEN_BY = {BUDGET: "token-budget", "sequences at once": "max-seqs", "devices": "tp", "prefix cache": "prefix-cache"}
@@ -41,16 +38,6 @@ SAME_SIZE = 0.15  # a catalogue model of the run's name whose weights differ by 
 _OWN = ("model", "machine", "engine", "kv-tokens", "block")
 _HEAD_SIZES = (128, 64, 96, 80, 32, 48, 16)
 _VOCAB = 32000  # of a model of which only totals are known and whose tables are tied
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One thing about the baseline: ``how`` is ``run``, ``given``, or ``assumed`` with ``why``."""
-
-    what: str
-    value: str
-    how: str
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,22 +59,25 @@ def baseline_of(run: Run, given: str = "") -> Baseline:
     keys, techniques = _given(given)
     facts: list[Fact] = []
     engine = _engine(run, keys, facts)
-    device, devices, cpu = _machine(run, keys, facts)
+    device, names, cpu = _machine(run, keys, facts)
     arch, precision = _model(run, keys, facts, engine.policy)
-    engine = _limits(run, engine, cpu, facts)
+    said = {t.name for t, _ in parse(techniques)}
+    spread = spread_of(run, names, cpu or bool(said & set(SPREADS)))
+    facts += spread.facts
+    engine = _limits(run, engine, cpu, spread.engines, facts)
     if "block" in keys:
         engine = dataclasses.replace(engine, block=_whole(keys, "block"))
-    replicas = len(np.unique(run.requests["replica"])) if len(run.requests) else 1
-    tp = _tensor_parallel(run, devices, replicas, techniques, facts)
-    engine = _kv(run, engine, keys, facts)
-    d = Deployment(device, arch, precision, Layout(tp=tp), replicas, engine, speculation=_speculation(run, facts))
+    engine = _kv(run, engine, keys, spread.engines, facts)
+    d = Deployment(device, arch, precision, spread.layout, spread.replicas, engine, spread.routing,
+                   speculation=_speculation(run, facts), split=spread.split)  # fmt: skip
     if techniques:
         kept = d.engine.kv_blocks  # the run's own count, whatever layout is said to have given it
         d = apply(techniques, d)
         d = dataclasses.replace(d, applied=(), engine=dataclasses.replace(d.engine, kv_blocks=kept))
-        said = {t.name for t, _ in parse(techniques)}
         facts = [f for f in facts if GIVEN_BY.get(f.what) not in said]
         facts.append(Fact("also", techniques, "given"))
+    if not cpu:
+        check_fits(d)
     return Baseline(d, tuple(facts), cpu)
 
 
@@ -124,21 +114,23 @@ def _engine(run: Run, keys: Mapping[str, str], facts: list[Fact]) -> Engine:
     return engine_of(str(name))
 
 
-def _machine(run: Run, keys: Mapping[str, str], facts: list[Fact]) -> tuple[Accelerator, int | None, bool]:
-    """The device, how many of them worked (None: not known), and whether it is this machine's processor."""
+def _machine(run: Run, keys: Mapping[str, str], facts: list[Fact]) -> tuple[Accelerator, list[str], bool]:
+    """The device, the names of those that may have worked, and whether it is this machine's processor."""
+    names = serving(run)
     if "machine" in keys:
         facts.append(Fact("machine", keys["machine"], "given"))
-        return _named(keys["machine"]), None, False
-    names = device_names(run)
+        return _named(keys["machine"]), names, False
     if names:
         found = find(names[0])
-        if found is None:
-            raise UsageError(f"the run's device {names[0]!r} is not in the catalogue of machines",
-                             "--baseline machine=NAME; 'whywait catalog machines' lists them")  # fmt: skip
+        if found is None or any(find(n) != found for n in names):
+            what = f"the run's device {names[0]!r} is not in the catalogue of machines"
+            if found is not None:
+                what = f"the run names devices of several kinds: {', '.join(dict.fromkeys(names))}"
+            raise UsageError(what, "--baseline machine=NAME; 'whywait catalog machines' lists them")
         facts.append(Fact("machine", f"{len(names)} × {found.name}", "run"))
-        return found, _busy(run, len(names)), False
+        return found, names, False
     if run.manifest.machine.get("engine_is_local") and run.manifest.made_by == "measured":
-        return _this_machine(run, facts), 1, True
+        return _this_machine(run, facts), [], True
     raise UsageError("the run does not say what the engine ran on", "--baseline machine=NAME, for example machine=h100")
 
 
@@ -147,13 +139,6 @@ def _named(name: str) -> Accelerator:
         return machine(name)
     except UsageError as exc:
         raise UsageError(f"--baseline: {exc.message}", exc.hint) from None
-
-
-def _busy(run: Run, devices: int) -> int | None:
-    """Devices that took part, by their own counters."""
-    found = series(run.readings, "busy_share", "gpu")
-    busy = sum(float(np.mean(s.values)) > BUSY for s in found if len(s.values))
-    return busy or (1 if devices == 1 else None)
 
 
 def _this_machine(run: Run, facts: list[Fact]) -> Accelerator:
@@ -246,13 +231,15 @@ def arch_from_shape(name: str, shape: Shape) -> Arch:
                 source=shape.how, **experts)  # fmt: skip
 
 
-def _limits(run: Run, engine: Engine, cpu: bool, facts: list[Fact]) -> Engine:
+def _limits(run: Run, engine: Engine, cpu: bool, engines: int, facts: list[Fact]) -> Engine:
+    """``engines``: how many share what the run counts."""
     said = run.manifest.engine
     slots = gauge(run.readings, "slots_total", _span(run), combine="sum")
     slots_n = said.get("slots") or (round(slots.mean) if slots is not None else None)
     if slots_n:
-        engine = dataclasses.replace(engine, max_seqs=int(slots_n))
-        facts.append(Fact("sequences at once", str(int(slots_n)), "run"))
+        slots_n = max(int(slots_n) // engines, 1)
+        engine = dataclasses.replace(engine, max_seqs=slots_n)
+        facts.append(Fact("sequences at once", str(slots_n), "run"))
     else:
         why = "the engine's default; --baseline max-seqs=N if it was started with another"
         facts.append(Fact("sequences at once", str(engine.max_seqs), "assumed", why))
@@ -275,10 +262,12 @@ def _cache_off(run: Run) -> bool:
     return found.looked is False or (offered and found.hit is not None and not found.any_hit)
 
 
-def _kv(run: Run, engine: Engine, keys: Mapping[str, str], facts: list[Fact]) -> Engine:
+def _kv(run: Run, engine: Engine, keys: Mapping[str, str], engines: int, facts: list[Fact]) -> Engine:
     told = gauge(run.readings, "kv_tokens_total", _span(run), combine="sum")
     tokens = run.manifest.engine.get("kv_tokens") or (round(told.mean) if told is not None else None)
     how = "run"
+    if tokens:
+        tokens = int(tokens) // engines
     if "kv-tokens" in keys:
         tokens, how = _whole(keys, "kv-tokens"), "given"
     if not tokens:
@@ -287,22 +276,6 @@ def _kv(run: Run, engine: Engine, keys: Mapping[str, str], facts: list[Fact]) ->
         return engine
     facts.append(Fact("KV space", f"{int(tokens):,} tokens", how))
     return dataclasses.replace(engine, kv_blocks=max(int(tokens) // engine.block, 1))
-
-
-def _tensor_parallel(run: Run, devices: int | None, replicas: int, techniques: str, facts: list[Fact]) -> int:
-    said = any(p.strip().startswith(("tp=", "pp=", "dp=", "pd=")) for p in techniques.split(","))
-    if said:
-        return 1
-    if devices is None:
-        if len(device_names(run)) > 1:
-            raise UsageError(f"the run names {len(device_names(run))} devices, not how many the engine is spread over",
-                             "--baseline tp=N")  # fmt: skip
-        facts.append(Fact("devices", "1 per replica", "assumed", "--baseline tp=N if there were more"))
-        return 1
-    tp = max(devices // max(replicas, 1), 1)
-    if tp > 1:
-        facts.append(Fact("devices", f"tp={tp}", "assumed", "as many as were busy; --baseline tp=N,pp=N to say else"))
-    return tp
 
 
 def _speculation(run: Run, facts: list[Fact]) -> Speculation | None:

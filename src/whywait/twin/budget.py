@@ -7,8 +7,9 @@ import math
 
 from whywait.judge.calibrate import Calibration
 from whywait.judge.calibrate_fit import calibrate, prior_of
-from whywait.twin.baseline import BUDGET, Fact
+from whywait.twin.baseline import BUDGET
 from whywait.twin.model import Twin
+from whywait.twin.spread import Fact
 
 CANDIDATES = (256, 512, 1024, 2048, 4096, 8192, 16384)
 SURE = 6.0  # log evidence by which another limit must be better than the default

@@ -16,9 +16,10 @@ from whywait.judge.calibrate import Calibration, Knobs
 from whywait.judge.calibrate_check import BOUND, Check, check
 from whywait.judge.calibrate_fit import calibrate
 from whywait.twin.asked import asked
-from whywait.twin.baseline import Baseline, Fact, baseline_of
+from whywait.twin.baseline import Baseline, baseline_of
 from whywait.twin.budget import fitted_budget
 from whywait.twin.model import Twin, points_of, prior_of
+from whywait.twin.spread import Fact
 
 
 @dataclass(frozen=True)

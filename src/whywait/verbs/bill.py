@@ -17,7 +17,7 @@ from whywait.analyze.energy_model import parse_model, the_machine
 from whywait.analyze.sharing import RULES
 from whywait.core.run import Run
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
-from whywait.physics.prices import Offer, of_machine, offer_of, parse_owned, read_offers
+from whywait.physics.prices import Offer, of_machine, offer_of, parse_currency, parse_owned, read_offers
 from whywait.report.bill import print_bill
 from whywait.session import stderr
 from whywait.verbs import measure
@@ -51,7 +51,7 @@ def billed(args: argparse.Namespace) -> deciding.Billed:
     )
     found = deciding.Billed({**deciding.bill(run, ask), "run": args.run_dir})
     if args.requests:
-        _write(Path(args.requests), by_request(run, ask))
+        _write(Path(args.requests), by_request(run, ask, found.found))
         stderr(f"requests: {args.requests}")
     return found
 
@@ -97,7 +97,7 @@ def offers_of(args: argparse.Namespace, machine: str | None) -> tuple[Offer, ...
         raise UsageError("in which currency?", "such as --currency EUR; nothing is converted")
     if args.currency and not (args.price_per_hour or args.owned):
         raise UsageError("--currency converts nothing", "it is that of --price-per-hour or --owned: give one of them")
-    currency = (args.currency or "").upper()
+    currency = parse_currency(args.currency)
     if args.price_per_hour:
         price = {"name": "given", "terms": "on demand", "per_device_hour": args.price_per_hour}
         said = {"currency": currency, "date": date, "source": "the command line"}

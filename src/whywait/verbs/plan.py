@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from whywait import deciding, planning, planning_space
+from whywait.core.recorder import refuse_used
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
 from whywait.load.recipe import mean_rate
-from whywait.physics.prices import TERMS, Offer, offer_of, parse_owned, read_offers, shipped
+from whywait.physics.prices import TERMS, Offer, offer_of, parse_currency, parse_owned, read_offers, shipped
 from whywait.report import live
 from whywait.session import new_directory, stderr
 from whywait.sim import catalog
@@ -36,22 +41,60 @@ def planned(args: argparse.Namespace, shown: bool = False) -> deciding.Planned:
     """The plan that the flags ask for, kept in its folder. ``shown``: how far it is, on stderr."""
     ask = _again(args) if args.again else _ask(args)
     directory = new_directory(args.out)
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(f"{directory} is not empty", "choose a new folder for --out")
-    found = deciding.plan(ask, _progress() if shown else None)
-    return dataclasses.replace(found, directory=found.keep(directory))
+    with _folder(directory):
+        found = deciding.plan(ask, _progress() if shown else None)
+        return dataclasses.replace(found, directory=found.keep(directory))
+
+
+@contextmanager
+def _folder(directory: Path) -> Iterator[None]:
+    """The folder is made before the work, which may be minutes; it goes again where nothing came to be kept.
+
+    Raises:
+        UsageError: it holds something, is a file, or cannot be written to.
+    """
+    refuse_used(directory)
+    made = [p for p in (directory, *directory.parents) if not p.exists()]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as exc:
+        _unmade(made)
+        raise UsageError(f"cannot write to {directory}: {exc.strerror}", "give another folder by --out") from None
+    try:
+        yield
+    except BaseException:
+        _unmade(made)
+        raise
+
+
+def _unmade(made: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # not empty, or never made
+        for p in made:
+            p.rmdir()
 
 
 def show(args: argparse.Namespace) -> int:
     """``whywait show`` of a plan's folder."""
     found = deciding.planned(args.run_dir)
     try:
+        first = found.found["first"]
+        if first is not None and first not in [r["name"] for r in found.found["rows"]]:
+            raise ValueError(f"its first, {first}, is none of its rows")
         if args.html:
-            Path(args.html).write_text(found.html(), encoding="utf-8")
+            _write(found.html(), args.html)
         return _tell(args, found, args.run_dir)
     except (KeyError, TypeError, ValueError) as exc:
         raise UsageError(f"{args.run_dir}: the plan is not whole, or of another version ({exc!r})",
                          f"whywait plan --again {args.run_dir}") from None  # fmt: skip
+
+
+def _write(page: str, path: str) -> None:
+    try:
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}", "give another file by --html") from None
 
 
 def _tell(args: argparse.Namespace, plan: deciding.Planned, directory: str) -> int:
@@ -90,7 +133,7 @@ def _ask(args: argparse.Namespace) -> planning.Ask:
         raise UsageError("which model?", "--model llama-3.1-70b ('whywait catalog models')")
     return planning.Ask(
         space, workload, float(rate), measure.slo(args.slo) or measure.common_slo(workload), args.share, args.growth,
-        offers=_offers(args), terms=args.terms, currency=(args.currency or "").upper() or None,
+        offers=_offers(args), terms=args.terms, currency=parse_currency(args.currency) or None,
         budget=_budget(args.budget), runs=tuple(args.run), quality=tuple(_quality(q) for q in args.quality),
         own_prices=bool(args.price or args.price_per_hour or args.owned), workload_file=args.workload,
         catalog=args.catalog, seed=workload.seed, draws=args.draws, jobs=args.jobs, calibrate=args.calibrate,
@@ -111,7 +154,7 @@ def _budget(text: str | None) -> float | None:
         value = float(amount)
     except ValueError:
         value = 0.0
-    if not value > 0 or per.strip() not in ("", "h"):
+    if not 0 < value < math.inf or per.strip() not in ("", "h"):
         raise UsageError(f"--budget: {text!r} is not an amount an hour", "such as 20/h, in the currency of the prices")
     return value
 
@@ -132,7 +175,7 @@ def _offers(args: argparse.Namespace) -> tuple[Offer, ...]:
         raise UsageError(f"--terms: {args.terms!r}", f"one of: {', '.join(TERMS)}")
     date = args.price_date or datetime.date.today().isoformat()
     given: list[Offer] = list(read_offers(args.price)) if args.price else []
-    currency = (args.currency or "").upper()
+    currency = parse_currency(args.currency)
     if (args.price_per_hour or args.owned) and not currency:
         raise UsageError("in which currency?", "such as --currency EUR; nothing is converted")
     for part in _parts(args.price_per_hour or "", ","):
