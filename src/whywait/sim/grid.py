@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from whywait.sim.service import figures
 Progress = Callable[[int, int], None]
 #: Work (tokens to be simulated in all) below which one process is quicker than starting others.
 ALONE = 20_000_000 if COMPILED else 400_000
+PATIENCE_S = 2.0  # between looks at whether all processes still live, where nothing comes back
 PIECES = 4  # of the cells, per process: so that a slow one does not leave the others idle
 SLO = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "itl_ms": "tpot_s", "e2e_ms": "e2e_s"}
 
@@ -63,13 +64,12 @@ def grid(
         return out
     found: list[dict[str, float | None] | None] = [None] * len(cells)
     # A fresh interpreter each: forking a process with threads (numba's, the terminal's) may hang.
-    with _all_or_none(schedules, jobs) as pool:
+    with _all_or_none((list(cells), list(schedules)), jobs) as pool:
         with _children_deaf():
-            pieces = [[(i, cells[i]) for i in part] for part in _parts(len(cells), jobs)]
-            futures = {pool.submit(_piece, piece): len(piece) for piece in pieces}
+            futures = {pool.submit(_piece, part): len(part) for part in _parts(len(cells), jobs)}
             pool.submit(int)  # its watcher looks at the processes anew: it has not seen the last, were that killed now
         done = 0
-        for future in as_completed(futures):
+        for future in _as_done(pool, set(futures)):
             for i, got in future.result():
                 found[i] = got
             done += futures[future]
@@ -78,13 +78,25 @@ def grid(
     return [f for f in found if f is not None]
 
 
+def _as_done(pool: ProcessPoolExecutor, left: set[Future[Any]]) -> Iterator[Future[Any]]:
+    """Each of ``left`` when it is done. The pool's own watcher may miss a process that is killed while others start."""
+    lost = 0
+    while left:
+        done, left = wait(left, PATIENCE_S, FIRST_COMPLETED)
+        yield from done
+        dead = not done and any(not p.is_alive() for p in (pool._processes or {}).values())
+        lost = lost + 1 if dead else 0
+        if lost > 2:
+            raise BrokenProcessPool
+
+
 @contextlib.contextmanager
-def _all_or_none(schedules: Sequence[Schedule], jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that know the schedules, for as long as the block runs; ended at once where it fails. The schedules go
-    by a file: what a process is started with is written to a pipe, and with more than that holds the next one would
-    wait for this one to have started, for ever where it is killed meanwhile."""
+def _all_or_none(known: tuple[list[Cell], list[Schedule]], jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that know cells and schedules, for as long as the block runs; ended at once where it fails. They
+    go by a file: what a process is started with, or given to do, is written to a pipe, and with more than that holds
+    who writes would wait for a process to read, for ever where it is killed meanwhile."""
     with tempfile.NamedTemporaryFile(prefix="whywait-") as file:
-        pickle.dump(list(schedules), file)
+        pickle.dump(known, file)
         file.flush()
         pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _give, (file.name,))
         with _ended(pool):
@@ -93,18 +105,17 @@ def _all_or_none(schedules: Sequence[Schedule], jobs: int) -> Iterator[ProcessPo
 
 @contextlib.contextmanager
 def _ended(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """However the block ends, its processes are killed: they hold nothing, and one that waits for work behind another
+    that was killed from outside would never hear that there is none."""
     try:
         yield
-        pool.shutdown()
-    except BaseException as exc:
-        processes = list((pool._processes or {}).values())
-        for p in processes:
-            p.terminate()
+    except BrokenProcessPool:
+        raise UsageError("a process that simulated was killed from outside: out of memory?",
+                         "fewer at once: --jobs 1") from None  # fmt: skip
+    finally:
+        for p in list((pool._processes or {}).values()):
+            p.kill()
         pool.shutdown(wait=True, cancel_futures=True)
-        if isinstance(exc, BrokenProcessPool):
-            raise UsageError("a process that simulated was killed from outside: out of memory?",
-                             "fewer at once: --jobs 1") from None  # fmt: skip
-        raise
 
 
 @contextlib.contextmanager
@@ -172,17 +183,18 @@ def _good(f: dict[str, Any], schedule: Schedule, options: Options) -> Any:
     return good
 
 
+_cells: list[Cell] = []
 _schedules: list[Schedule] = []
 
 
 def _give(file: str) -> None:
-    """In a new process: what all cells choose from is read once."""
+    """In a new process: the cells and what they choose from are read once."""
     with open(file, "rb") as f:
-        _schedules[:] = pickle.load(f)  # noqa: S301 - written by the process that started this one
+        _cells[:], _schedules[:] = pickle.load(f)  # noqa: S301 - written by the process that started this one
 
 
-def _piece(cells: list[tuple[int, Cell]]) -> list[tuple[int, dict[str, float | None]]]:
-    return [(i, one(c, _schedules[c.schedule])) for i, c in cells]
+def _piece(part: range) -> list[tuple[int, dict[str, float | None]]]:
+    return [(i, one(_cells[i], _schedules[_cells[i].schedule])) for i in part]
 
 
 def _parts(n: int, jobs: int) -> Iterator[range]:
