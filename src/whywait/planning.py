@@ -83,7 +83,7 @@ def plan(ask: Ask, progress: Progress | None = None) -> dict[str, Any]:
     sure = [x.shape for x in chosen if states[x.shape.name][0] in judged.TESTED]
     found["by_prior"] = _by_prior(sure, states, money, (want, progress))
     order = {r.name: i for i, r in enumerate(judged.ranked(rows))}
-    best = sorted((d for d in drawn if _name(d) in order), key=lambda d: order[_name(d)])
+    best = sorted((d for d in drawn if d.name in order), key=lambda d: order[d.name])
     found |= planning_more.more(search, best, rows, (ask, money, states))
     for r in found["rows"]:
         r |= found["extra"].get(r["name"], {"headroom": None, "headroom_open": None, "growth": None, "loss": None})
@@ -159,10 +159,6 @@ def _wanted(want: Want, ask: Ask) -> dict[str, Any]:
             "growth": ask.growth, "budget": ask.budget}  # fmt: skip
 
 
-def _name(d: Drawn) -> str:
-    return f"{d.shape.devices * d.replicas} × {d.shape.name}"
-
-
 def _rows(
     drawn: Sequence[Drawn], states: Mapping[str, tuple[str, str]], money: plan_money.Basis, search: Search
 ) -> tuple[list[Row], dict[str, dict[str, Any]]]:
@@ -180,8 +176,8 @@ def _rows(
         if (need := _need(d, drawn, offer, search)) is not None:
             draws["cost"] = need
         afford = plan_money.within(central["paid"], search.want.budget)
-        rows.append(Row(_name(d), d.shape.group, d.shape.name, central, draws, d.meets, state, afford))
-        entries[_name(d)] = {
+        rows.append(Row(d.name, d.shape.group, d.shape.name, central, draws, d.meets, state, afford))
+        entries[d.name] = {
             "kind": "simulated", "machine": d.shape.machine, "engine": d.shape.engine, "layout": d.shape.layout,
             "apply": d.shape.apply, "narrow": list(low_precision(d.shape.deployment)),
             "devices": d.deployment.devices, "replicas": d.replicas, "quality_note": note,
@@ -316,7 +312,7 @@ def _billed(
     found: Mapping[str, Any], best: Sequence[Drawn], search: Search, money: plan_money.Basis
 ) -> dict[str, Any] | None:
     """The bill of the first one: its run simulated and billed as ``whywait bill`` bills any run."""
-    first = next((d for d in best if _name(d) == found["first"]), best[0] if best else None)
+    first = next((d for d in best if d.name == found["first"]), best[0] if best else None)
     if first is None:
         return None
     c = search.whole(first.deployment, search.want.rate, keep="sample").cell
@@ -327,7 +323,7 @@ def _billed(
     got = bill(run, BillAsk(tuple([offer] if offer else ()), slo=dict(search.want.slo) or None))["points"][0]
     keys = ("per_good_request", "per_million_effective_tokens", "per_million_output_tokens")
     money_of = [{**{k: m[k] for k in keys}, "name": m["name"], "currency": m["currency"]} for m in got["money"]]
-    return {"of": _name(first), "replicas": c.deployment.replicas, "work": got["work"],
+    return {"of": first.name, "replicas": c.deployment.replicas, "work": got["work"],
             "window_s": got["window"]["seconds"],
             "energy": {**{k: got["energy"][k] for k in keys}, "how": got["energy"]["how"]},
             "money": money_of}  # fmt: skip

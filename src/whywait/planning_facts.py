@@ -181,7 +181,7 @@ def _candidate(
                "ttft_ms_p95": p["ttft_ms"]["p95"], "tpot_ms_p95": p["tpot_ms"]["p95"], "power_w": watts}  # fmt: skip
     lost = share / np.maximum(shares, 1e-9)
     draws = {"goodput": shares * rate * copies, "share": shares}
-    for key, each in (
+    for key, spread in (
         ("cost", lost),
         ("energy", lost * noise),
         ("latency", noise),
@@ -189,7 +189,7 @@ def _candidate(
         ("tpot_ms_p95", noise),
     ):
         if (value := figures[key]) is not None:
-            draws[key] = value * each
+            draws[key] = value * spread
     made = run.manifest.origin
     name = f"{made}: {Path(directory).name}" + (f" × {copies}" if copies > 1 else "")
     doubts = [*is_of.doubts, *_other_load(one, like[:2]), *_cut(run), *_late(p)]

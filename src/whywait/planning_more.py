@@ -62,7 +62,7 @@ def _headroom(search: Search, of: Sequence[Drawn], growth: float) -> dict[str, d
             if shares[g] < search.want.share:
                 break
             held = g
-        out[f"{d.shape.devices * d.replicas} × {d.shape.name}"] = {
+        out[d.name] = {
             "headroom": held - 1, "headroom_open": held == grown[-1],
             "growth": shares[1 + growth] if growth else None,
             "loss": {"replicas": lost_with_a_node(d.deployment), "share": after, "keeps": after >= search.want.share},
@@ -133,7 +133,7 @@ def _of_each_machine(
     able = {r.name for r in rows if r.eligible}
     costs, machines = dict(base), dict(machine_of)
     for d in best:
-        if f"{d.shape.devices * d.replicas} × {d.shape.name}" in able and d.shape.machine not in machines.values():
+        if d.name in able and d.shape.machine not in machines.values():
             costs[d.shape.name], machines[d.shape.name] = _safe(d, search, money), d.shape.machine
     return costs, machines
 
@@ -211,7 +211,7 @@ def _accepting(d: Deployment, by: float) -> Deployment:
 def _experiments(
     search: Search, best: Sequence[Drawn], rows: Sequence[Row], ask: Any, money: plan_money.Basis
 ) -> list[dict[str, Any]]:
-    by_name = {f"{d.shape.devices * d.replicas} × {d.shape.name}": d for d in best}
+    by_name = {d.name: d for d in best}
     hourly: dict[str, Floats] = {}
     for r in rows:
         hour = r.figures.get("hourly")

@@ -79,6 +79,11 @@ class Drawn:
     meets: str
 
     @property
+    def name(self) -> str:
+        """How many devices, of what: ``8 × H100 SXM tp=2``."""
+        return f"{self.shape.devices * self.replicas} × {self.shape.name}"
+
+    @property
     def deployment(self) -> Deployment:
         return self.shape.times(self.replicas)
 
