@@ -11,6 +11,8 @@ from whywait.lab.models import cached_synthetic
 from whywait.lab.settings import Settings
 from whywait.session import stderr
 
+OURS = {"command", "detached", "started_at", "start_mark"}  # kept to know the process again; no news to a reader
+
 
 def engine(args: argparse.Namespace) -> int:
     name = args.name or control.DEFAULT_NAME
@@ -43,5 +45,5 @@ def _print(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         print(json.dumps(facts, indent=2))
         return
     for key, value in facts.items():
-        if value is not None and key != "command":
+        if value not in (None, []) and key not in OURS:
             print(f"{key:<14} {value}")
