@@ -110,7 +110,7 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == 2
     assert "100 %" in next(r for r in rows if " chat " in r)
     assert " 0 %" in next(r for r in rows if " batch " in r)
-    assert "goodput, share of due" in text
+    assert "good, of all that were due" in text
     p = json.loads((out / "summary.json").read_text())["points"][0]
     assert p["classes"]["chat"]["goodput_share"] == 1.0
     assert p["classes"]["batch"]["goodput_share"] == 0.0

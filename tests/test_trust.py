@@ -183,3 +183,12 @@ def test_no_run_is_too_broken_to_doubt(run):
 def test_an_empty_run():
     names = ("points", "requests", "chunks", "steps", "readings")
     assert doubts(Run(Manifest(), *(Table.empty(n) for n in names))) == []
+
+
+def test_a_partial_sweep_names_what_it_never_began():
+    run = _sound()
+    loads = [{"mode": "concurrency", "target": n} for n in (4.0, 8.0, 16.0)]
+    run = _with(run, {"partial": True, "partial_reason": "Ctrl-C", "journey": {"loads": loads}})
+    (found,) = [d for d in doubts(run) if "PARTIAL" in d["what"]]
+    assert found["why"] == "Ctrl-C; not measured: concurrency 8, concurrency 16"
+    assert "whywait resume" in found["next"]

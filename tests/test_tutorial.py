@@ -74,7 +74,7 @@ def test_a_line_that_is_gone_or_other_is_missed() -> None:
 def test_with_one_place_no_second_concurrency_is_asked_for() -> None:
     """The tutorial's engine: two widths are not to be had before it has two places."""
     verdicts = app.show(TUTORIAL.parents[1] / "exam" / "vllm-slots-1-of-8").verdicts
-    steps = [v.next_step for v in verdicts if v.claim.startswith("Decode takes most of the time")]
+    steps = [v.next_step for v in verdicts if v.claim.startswith("What bounds a decode step")]
     assert steps == ["give it more places (--max-num-seqs N), then measure a second concurrency"]
 
 

@@ -67,6 +67,10 @@ def load_name(mode: str, target: float | None, label: str | None = None) -> str:
 def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
+    if 0 < value < 0.0005:
+        return "<0.1 %"
+    if 0.995 <= value < 1:  # what is not the whole is not called the whole
+        return f"{min(value * 100, 99.9):.1f} %"
     return f"{value * 100:.0f} %" if value >= 0.1 or value == 0 else f"{value * 100:.1f} %"
 
 

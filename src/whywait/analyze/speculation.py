@@ -50,7 +50,7 @@ def _counted(run: Run, req: Table, span: tuple[int, int]) -> Speculation:
     if drafted is None or accepted is None:
         return NOTHING
     if drafted.high <= 0:  # it counts, and nothing was proposed
-        return Speculation(None, 1.0, 0.0)
+        return Speculation(None, 1.0 if made is not None and made.value > 0 else None, 0.0)
     first = req["first_ns"]
     begun = int(((first >= span[0]) & (first < span[1])).sum())
     steps = None if made is None else made.value - begun - accepted.value

@@ -34,7 +34,10 @@ GAIN = 0.1  # less growth of throughput than this for a doubling of the load is 
 _BLOCKS = 10  # pieces of the window from whose spread the interval of the token rate is made
 
 _WHY_NULL = {
-    "kv_use": ("no reading of the KV space in use", "give the engine's metrics page (llama.cpp: --metrics --slots)"),
+    "kv_use": (
+        "the engine does not tell its KV space or what of it is used",
+        "give the engine's metrics page (llama.cpp: --metrics --slots)",
+    ),
     "queue": ("no reading of waiting requests", "give the engine's metrics page"),
     "memory_bytes": ("no reading of the engine's memory", "run on the engine's host, or give a GPU exporter"),
     "power_w": ("no power meter could be read", "run where NVML or RAPL are readable"),

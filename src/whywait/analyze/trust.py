@@ -18,7 +18,7 @@ from whywait.analyze.window import Window, in_flight, starts_inside, window_of
 from whywait.core.columns import CLOCKS, KINDS
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, number, percent
+from whywait.units import NS_PER_MS, load_name, number, percent
 
 LAG = (0.02, 5.0)  # the client's sends or reads may be late (p99) by this share of end-to-end time, and this many ms
 BUSY = 0.9  # share of a core from which on the client is its own bottleneck
@@ -61,6 +61,17 @@ class _Part:
     inside: Array
 
 
+def _partial(run: Run) -> Doubt:
+    """With the load points that were never begun, where the run says which it was to have."""
+    why = run.manifest.partial_reason or "it was cut short"
+    loads = run.manifest.journey.get("loads") or ()
+    names = [load_name(str(x.get("mode")), x.get("target"), str(x.get("label") or "")) for x in loads
+             if isinstance(x, dict)]  # fmt: skip
+    if missing := names[len(run.points) :]:
+        why += f"; not measured: {', '.join(missing)}"
+    return _doubt("the run is PARTIAL", why, "whywait resume RUN measures the rest" if names else "run it again")
+
+
 def doubts(run: Run) -> list[Doubt]:
     """Every doubt about ``run`` as ``{what, why, next}``, those of the manifest first; each kind at most once, naming
     the points it concerns.
@@ -72,7 +83,7 @@ def doubts(run: Run) -> list[Doubt]:
     parts = [p for p in (_part(run, int(p)) for p in run.points["point"]) if not is_passive(p.run)]
     found = [dict(d) for d in run.manifest.doubts]
     if run.manifest.partial:
-        found.append(_doubt("the run is PARTIAL", run.manifest.partial_reason or "it was cut short", "run it again"))
+        found.append(_partial(run))
     whole: tuple[Callable[[Run], Doubt | None], ...] = (
         _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _no_shares,
     )  # fmt: skip

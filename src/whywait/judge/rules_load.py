@@ -29,7 +29,7 @@ def want_of_load(e: Evidence) -> list[Verdict]:
     if p.mode != "concurrency" and idle >= IDLE:
         return [base]
     if limit is not None and flight >= 0.75 * limit:
-        full = f"the batch is as full as it gets: {flight:.1f} of {limit} places"
+        full = f"its places are full: {flight:.1f} requests in flight, {limit} worked on at a time"
         return [_other(base, "fails", f"At {p.name} the batch is not short of load", (*facts, full))]
     waiting = p.gauges.get("waiting")
     if p.share["queue"] >= 0.1 or (waiting is not None and waiting.mean >= 1):

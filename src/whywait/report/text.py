@@ -59,6 +59,8 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
         out.print(Text("IMPORTED: measured by another tool; what it did not record is unknown here", style="bold"))
     if summary.get("described"):
         out.print(Text(f"simulated: {summary['described']}"))
+    if summary["partial"]:
+        out.print(Text("PARTIAL: this run was cut short; what was measured is kept", style="bold yellow"))
     out.print(Text(summary.get("headline", ""), style="bold"))
     print_invalid(out, summary["invalid"])
     for v in verdicts:
@@ -68,8 +70,6 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     print_bands(out, summary, PHASE_NAMES)
     _errors(out, points=summary["points"])
     print_doubts(out, summary["doubts"])
-    if summary["partial"]:
-        out.print(Text("PARTIAL: this run was cut short; what was measured is kept.", style="bold yellow"))
     out.print(f"run kept in {escape(directory)}")
 
 
@@ -123,7 +123,8 @@ def _table(points: list[dict[str, Any]], start: int, summary: dict[str, Any]) ->
     table.columns[0].header = head
     for name, cell in _rows(summary):
         cells = [cell(p) for p in points]
-        if any(c != "–" for c in cells):
+        nothing = ("–", "0 %") if name.startswith("  ") else ("–",)  # of an account: a part that nobody had
+        if any(c not in nothing for c in cells):
             unknown = unknown or any(c.endswith(" ?") for c in cells)
             table.add_row(name, *cells)
     return table, unknown
@@ -139,7 +140,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, Callable[[dict[str, Any]],
     if summary["slo"] or summary["slo_of_classes"]:
         rows += [
             ("goodput, requests/s", lambda p: number(p["goodput_requests_per_s"])),
-            ("goodput, share of due", lambda p: percent(p["goodput_share"])),
+            ("good, of all that were due", lambda p: percent(p["goodput_share"])),
             ("effective tokens/s", lambda p: number(p["effective_tokens_per_s"])),
         ]
     for key, name in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"), ("itl_ms", "ITL"), ("e2e_ms", "end to end")):
@@ -225,7 +226,7 @@ def _quantile(key: str, q: str) -> Callable[[dict[str, Any]], str]:
 def _share(group: str, key: str) -> Callable[[dict[str, Any]], str]:
     def cell(p: dict[str, Any]) -> str:
         share = p[group].get(key, {}).get("share") if p[group] else None
-        return "–" if share is None or share < 0.0005 else percent(share)
+        return percent(share)
 
     return cell
 
@@ -234,13 +235,13 @@ def _turn(p: dict[str, Any]) -> str:
     """Waiting with a place already free: for the end of a neighbour's prefill step."""
     found = p["phases"].get("queue", {}) if p["phases"] else {}
     share = (found.get("share") or 0.0) * found.get("causes", {}).get("neighbour's prefill", 0.0)
-    return "–" if share < 0.0005 else percent(share)
+    return percent(share)
 
 
 def _device(key: str) -> Callable[[dict[str, Any]], str]:
     def cell(p: dict[str, Any]) -> str:
         share = p["occupancy"]["shares"].get(key)
-        return "–" if share is None or share < 0.0005 else percent(share)
+        return percent(share)
 
     return cell
 

@@ -61,9 +61,10 @@ def _chosen(summary: dict[str, Any]) -> list[dict[str, Any]]:
     knee = None if summary.get("knee") is None else summary["points"][summary["knee"]]
     top = knee if any(p is knee for p in plain) else max(plain, key=lambda p: p["target"] or 0, default=None)
     found = [] if top is None else [top]
+    found += [p for p in plain if p is not top and (p["target"] or 0) > ((top or p)["target"] or 0)][-1:]
     return (found + [p for p in points if p["label"] and p is not top])[:MOST_POINTS]
 
 
 def _share(took: float, whole: float) -> str:
     share = took / whole if whole else 0.0
-    return "–" if share < 0.0005 else percent(share)
+    return percent(share)
