@@ -201,8 +201,9 @@ def decode(e: Evidence) -> list[Verdict]:
     step = f"measure a second concurrency: whywait sweep URL --concurrency 1,{min(8, int(min(limit, 8)))}"
     if limit < 2:  # there is no second width while it works on one at a time
         step = f"give it more places ({e.flag('slots') or 'sequences at once'}), then measure a second concurrency"
-    undecided = Verdict("weight-read-bound decode", "What bounds a decode step needs a second concurrency", "undecided", p.share["decode"], where=p.name, how="modelled",
-                        evidence=tuple(facts), next_step=step, point=p.number, kind=WORK)  # fmt: skip
+    undecided = Verdict("weight-read-bound decode", "What bounds a decode step needs a second concurrency", "undecided",
+                        p.share["decode"], where=p.name, how="modelled", evidence=tuple(facts), next_step=step,
+                        point=p.number, kind=WORK)  # fmt: skip
     if len(widths) < 2 or widths[-1][0] < 1.5 * widths[0][0]:
         return [undecided]
     mine = min(_width(p), limit)
