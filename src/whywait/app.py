@@ -60,9 +60,10 @@ class Result:
         return said
 
     def _repr_html_(self) -> str:
-        from whywait.report import notebook, text
+        from whywait.report import notebook, told
 
-        return notebook.as_html(lambda out: text.print_result(self.summary, self.verdicts, str(self.directory), out))
+        kept = str(self.directory) if self.directory != Path() else ""
+        return notebook.as_html(lambda out: told.print_told(self.summary, self.verdicts, kept, out))
 
 
 def measure(

@@ -20,19 +20,28 @@ KINDS = ("machines", "models", "techniques", "engines")
 
 
 def catalog(args: argparse.Namespace) -> int:
+    found = looked_up(args)
+    if args.json:
+        json.dump(found, sys.stdout, indent=2, allow_nan=False, default=str)
+        print()
+    elif isinstance(entry := next(iter(found.values())), dict):
+        report.print_entry(entry)
+    else:
+        report.print_lists(found)
+    return EXIT_OK
+
+
+def looked_up(args: argparse.Namespace) -> dict[str, Any]:
+    """By kind: the entries, or the one that was named.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
     known.use(args.catalog)
     kinds, name = [args.what] if args.what else list(KINDS), args.name
     if args.what and args.what not in KINDS:  # an entry's own name stands for its kind, too
         kinds, name = [_kind_of(args.what)], args.what
-    found: dict[str, Any] = {kind: _one(kind, name) if name else _all(kind) for kind in kinds}
-    if args.json:
-        json.dump(found, sys.stdout, indent=2, allow_nan=False, default=str)
-        print()
-    elif name:
-        report.print_entry(found[kinds[0]])
-    else:
-        report.print_lists(found)
-    return EXIT_OK
+    return {kind: _one(kind, name) if name else _all(kind) for kind in kinds}
 
 
 def _kind_of(name: str) -> str:

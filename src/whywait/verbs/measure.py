@@ -20,7 +20,7 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import mean_rate, schedule_of
 from whywait.net.reach import Reach, parse_header
-from whywait.report import bench, knee, live, probe, text
+from whywait.report import bench, live, told
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 from whywait.verbs import reading
@@ -327,12 +327,8 @@ def tell(args: argparse.Namespace, result: app.Result) -> None:
     elif args.json:
         json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
         print()
-    elif "find" in result.summary:
-        knee.print_find(result.summary, str(result.directory))
-    elif "probe" in result.summary:
-        probe.print_probe(result.summary, str(result.directory))
     else:
-        text.print_result(result.summary, result.verdicts, str(result.directory))
+        told.print_told(result.summary, result.verdicts, str(result.directory))
 
 
 def as_bench(args: argparse.Namespace) -> bool:
