@@ -125,6 +125,6 @@ def test_a_sweep_is_resumed(stub, tmp_path):
 def test_the_catalogue():
     assert whywait.catalog("h200")["machines"]["name"].lower().startswith("h200")
     assert {e["name"] for e in whywait.catalog("engines")["engines"]} >= {"vllm", "sglang"}
-    assert set(whywait.catalog()) == {"machines", "models", "techniques", "engines"}
+    assert set(whywait.catalog()) == {"machines", "models", "techniques", "engines", "waits"}
     with pytest.raises(UsageError, match="neither a kind nor an entry"):
         whywait.catalog("no-such-thing")

@@ -1,22 +1,25 @@
-"""The verb ``catalog``: what the simulator knows by name, each with its source."""
+"""The verb ``catalog``: what the simulator knows by name, each with its source, and the waits that verdicts name."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from whywait.errors import EXIT_OK, UsageError
+from whywait.judge.vocabulary import CAUSES, page, told
 from whywait.physics.machines import sources_in_full
 from whywait.report import catalog as report
 from whywait.sim import catalog as known
 from whywait.sim.engines import ENGINES, engine_of
 from whywait.sim.techniques import TECHNIQUES, technique_named
 
-KINDS = ("machines", "models", "techniques", "engines")
+KINDS = ("machines", "models", "techniques", "engines", "waits")
 
 
 def catalog(args: argparse.Namespace) -> int:
@@ -63,6 +66,8 @@ def _all(kind: str) -> list[dict[str, Any]]:
         return [dataclasses.asdict(m) for m in known.all_models()]
     if kind == "techniques":
         return [_technique(name) for name in TECHNIQUES]
+    if kind == "waits":
+        return [told(name) for name in CAUSES]
     return [{"name": name, **dataclasses.asdict(e)} for name, e in ENGINES.items()]
 
 
@@ -77,7 +82,22 @@ def _one(kind: str, name: str) -> dict[str, Any]:
         return dataclasses.asdict(known.model_named(name))
     if kind == "techniques":
         return _technique(technique_named(name).name)
+    if kind == "waits":
+        return told(_wait(name))
     return {"name": name, **dataclasses.asdict(engine_of(name))}
+
+
+def _wait(name: str) -> str:
+    """A cause by its name, or by that of its page (``slot-limit``).
+
+    Raises:
+        UsageError: there is none of that name; the nearest are named.
+    """
+    by_page = {Path(page(c)).stem: c for c in CAUSES}
+    if found := by_page.get(Path(page(name)).stem):
+        return found
+    near = difflib.get_close_matches(name, CAUSES, 3, 0.4) or list(CAUSES)
+    raise UsageError(f"there is no wait {name!r}", f"such as {', '.join(near)}")
 
 
 def _machine(m: Any) -> dict[str, Any]:
