@@ -52,6 +52,8 @@ def made(engine: str, runs: int, requests: int, folder: Path) -> list[Run]:
         for k in range(runs):
             result = whywait.run(url, concurrency=4, requests=requests, prompt_tokens=64, output_tokens=16, floor=False,
                                  seed=k + 1, out=folder / f"{k:02}")  # fmt: skip
+            if result.interrupted:
+                raise KeyboardInterrupt
             out.append(result.run)
             print(f"run {k + 1} of {runs}", file=sys.stderr, flush=True)
     return out
