@@ -362,6 +362,7 @@ class Import(TypedDict, total=False):
     devices: int
     slots: int
     slo: Named
+    chunks: int
 
 
 class Export(TypedDict, total=False):
