@@ -20,6 +20,7 @@ REAL = {
     "vllm-0.32-failures.json": "vllm", "vllm-0.32-on-vllm-chat.json": "vllm", "vllm-0.32-on-vllm-c4.json": "vllm",
     "sglang-0.5.23-c4.jsonl": "sglang", "sglang-0.5.23-r8.jsonl": "sglang", "sglang-0.5.23-failures.jsonl": "sglang",
     "aiperf-0.13-c4": "aiperf", "aiperf-0.13-r6": "aiperf", "aiperf-0.13-failures": "aiperf",
+    "aiperf-0.3-c4": "aiperf", "aiperf-0.3-r6": "aiperf", "aiperf-0.3-failures": "aiperf",
     "guidellm-0.8.1-c4.json": "guidellm", "guidellm-0.8.1-r6.yaml": "guidellm",
     "guidellm-0.8.1-failures.json": "guidellm", "guidellm-0.8.1-on-vllm.json": "guidellm",
     "inference-perf-0.7-c4": "inference-perf", "inference-perf-0.7-rates": "inference-perf",

@@ -14,7 +14,7 @@ import pytest
 import whywait
 from tests.imported_files import DATA
 from tests.scoring_engines import VLLM_PAGES, served, vllm, whole
-from whywait import api, cli, keywords
+from whywait import calling, cli, keywords
 from whywait.core.schedule import Workload
 from whywait.errors import UsageError, WhywaitError
 from whywait.load.stub import Options, Plan, StubThread
@@ -34,7 +34,8 @@ def stub_url(service):
 #: Flags that say what is printed, written beside, or which exit code there is: a caller has the object itself.
 OF_THE_TERMINAL = {"help", "json", "strict", "fail_if", "html", "report", "calibration", "list"}
 #: By verb: what is a parameter of the function, printed only, or makes something else; and what its object tells of.
-NOT_OF = {"run": {"format"}, "sweep": {"format"}, "ab": {"a", "b", "vary", "quality"}, "try": {"vary", "quality"},
+NOT_OF = {"run": {"format"}, "sweep": {"format"}, "resume": {"format"}, "watch": {"for", "once"}, "doctor": {"require"},
+          "history": {"csv"}, "ab": {"a", "b", "vary", "quality"}, "try": {"vary", "quality"},
           "compare": {"save_baseline"}, "import": {"out"}, "export": {"to", "out"}}  # fmt: skip
 BESIDE = {"compare": {"fail_if"}}
 
@@ -42,7 +43,7 @@ BESIDE = {"compare": {"fail_if"}}
 def flags(verb):
     parser = argparse.ArgumentParser()
     cli.flags_of(verb)(parser)
-    return {api._keyword(a) for a in parser._actions if a.option_strings} - OF_THE_TERMINAL
+    return {calling.keyword_of(a) for a in parser._actions if a.option_strings} - OF_THE_TERMINAL
 
 
 @pytest.mark.parametrize("verb", keywords.OF)
@@ -53,7 +54,7 @@ def test_the_typed_keywords_are_the_flags(verb):
 
 
 def test_values_become_the_words_of_flags(tmp_path):
-    args = api.arguments(
+    args = calling.arguments(
         "run",
         ["http://127.0.0.1:1"],
         {"slo": {"ttft": 500, "tpot_ms": 50.5}, "duration": 1.5, "stream": False, "header": ["A: b", "C: d"],
@@ -64,8 +65,8 @@ def test_values_become_the_words_of_flags(tmp_path):
     assert (args.duration, args.prompt_tokens, args.out) == ("1.5s", "32", str(tmp_path))
     assert (args.stream, args.load, args.insecure, args.header) == (False, True, False, ["A: b", "C: d"])
     assert json.loads(args.body) == {"top_k": 5}
-    assert api.arguments("sweep", ["u"], {"concurrency": [1, 4]}).concurrency == [1.0, 4.0]
-    assert api.arguments("ab", [], {"aa": True}, a="x").aa == "only"
+    assert calling.arguments("sweep", ["u"], {"concurrency": [1, 4]}).concurrency == [1.0, 4.0]
+    assert calling.arguments("ab", [], {"aa": True}, a="x").aa == "only"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_values_become_the_words_of_flags(tmp_path):
 )  # fmt: skip
 def test_what_no_flag_takes_is_refused(flags, said):
     with pytest.raises(UsageError, match=said):
-        api.arguments("run", ["http://127.0.0.1:1"], flags)
+        calling.arguments("run", ["http://127.0.0.1:1"], flags)
 
 
 def test_a_run_from_python_is_quiet_and_shows_itself(stub_url, tmp_path, capfd):

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,12 +21,15 @@ from whywait.analyze.phases import account
 from whywait.analyze.summary import summarize
 from whywait.core.run import Run
 from whywait.core.secrets import MASK, forget, hide
+from whywait.judge.vocabulary import page as page_of_wait
+from whywait.judge.what import WHAT
 from whywait.report import svg
 from whywait.report.html import render
 from whywait.report.neighbours import beside, focus
 from whywait.report.text import console, print_result
 from whywait.report.timelines import MOST_REQUESTS
 
+ROOT = Path(__file__).parents[1]
 CHARTS = 12  # of a run with load points of our own
 
 
@@ -102,6 +106,22 @@ def test_a_run_that_was_not_judged_says_so():
     run = Service().closed(1, 4)
     found = checked(render(run, summarize(run)))
     assert "This run was not judged" in found.words["h1"]
+
+
+def test_each_verdict_says_what_its_wait_is_and_where_more_is():
+    run = sweep(slo={"ttft_ms": 200.0}, engine={"slots": 4, "model": "smol"})
+    summary = analysed(run)
+    text = html.unescape(render(run, summary))
+    assert len(summary["verdicts"]) > 1
+    for v in summary["verdicts"]:
+        assert f"<summary>what “{v['cause']}” is</summary>" in text
+        assert WHAT[v["cause"]].replace("`", "") in text
+        page_of = Path(page_of_wait(v["cause"]))
+        assert (ROOT / page_of).exists()
+        assert str(page_of) in text
+        assert f"whywait catalog {page_of.stem}</code>" in text
+    summary["verdicts"][0]["cause"] = "a wait of tomorrow"
+    assert "what “a wait of tomorrow”" not in render(run, summary)
 
 
 def test_partial_simulated_and_imported_runs_are_labelled_at_the_top():

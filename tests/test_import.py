@@ -89,6 +89,7 @@ def test_the_tools_own_figures_come_out_or_the_definition_that_differs_is_named(
     ("name", "kinds"),
     [("vllm-0.32-c4.json", ("ttft_ms", "tpot_ms", "output_tokens")), ("sglang-0.5.23-c4.jsonl", ("ttft_ms", "tpot_ms")),
      ("aiperf-0.13-c4", ("ttft_ms", "tpot_ms", "chunk_gap_ms", "e2e_ms")),
+     ("aiperf-0.3-c4", ("ttft_ms", "tpot_ms", "e2e_ms", "requests_per_s", "output_tokens_per_s")),
      ("guidellm-0.8.1-c4.json", ("ttft_ms", "tpot_by_token_ms", "output_tokens_per_s")),
      ("inference-perf-0.7-c4", ("ttft_ms", "latency_ms"))],
 )  # fmt: skip
@@ -254,6 +255,20 @@ def test_aiperf_0_3_with_sessions_and_a_cancelled_request(tmp_path: Path) -> Non
     assert any("how load was offered" in d["what"] for d in alone.manifest.doubts)
 
 
+def test_aiperf_0_3_as_it_really_writes() -> None:
+    run, (source,) = imported(DATA / "aiperf-0.3-c4")
+    found, _ = compared(run, [source])
+    assert len(found) == 25
+    assert all(f.agrees for f in found)
+    assert source.version is None, "its files do not tell it"
+    assert str(source.command).startswith("aiperf profile ")
+    assert run.points["target"].tolist() == [4.0]
+    rate, _ = imported(DATA / "aiperf-0.3-r6")
+    assert (rate.points.text("mode"), rate.points["target"].tolist()) == (["rate"], [6.0])
+    assert np.isnan(rate.requests["due_ns"]).all(), "0.3 does not tell when its limiter let a request go"
+    assert outcomes(imported(DATA / "aiperf-0.3-failures")[0])["shed"] == 2
+
+
 def test_guidellm_0_2_holds_its_own_times(tmp_path: Path) -> None:
     run, _ = imported(put(tmp_path / "x.json", files.guidellm_0_2()))
     assert violations(run) == []
@@ -365,9 +380,15 @@ def test_the_command_line_knows_every_format() -> None:
     assert tuple(flag.choices or ()) == results.FORMATS
 
 
-def test_too_many_chunks_are_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results_build, "MOST_CHUNKS", 50)
-    run, _ = imported(DATA / "aiperf-0.13-c4")
+@pytest.mark.parametrize("file", ["aiperf-0.13-c4", "vllm-0.32-c4.json"])
+def test_too_many_chunks_are_left_out_and_told(file: str, tmp_path: Path) -> None:
+    whole, _ = imported(DATA / file)
+    n = len(whole.chunks)
+    at_limit = importing.import_results([DATA / file], tmp_path / "a", more=results_build.Given(chunks=n)).result.run
+    assert len(at_limit.chunks) == n
+    run = importing.import_results([DATA / file], tmp_path / "b", more=results_build.Given(chunks=n - 1)).result.run
+    assert run.requests["content_chunks"].tolist() == whole.requests["content_chunks"].tolist()
+    assert any(f"there are {n:,}" in d["why"] and f"--chunks {n} " in d["next"] for d in run.manifest.doubts)
     assert len(run.chunks) == 0
     assert violations(run) == []
     assert any("chunks are left out" in d["what"] for d in run.manifest.doubts)

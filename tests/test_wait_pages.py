@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from whywait.analyze.phases import PHASES
 from whywait.cli import main
 from whywait.engines import ENGINES
 from whywait.judge.vocabulary import CAUSES
+from whywait.judge.what import WHAT
 from whywait.lab.exam import cases
 
 
@@ -28,6 +30,16 @@ def test_every_cause_has_a_page_that_the_overview_and_the_table_of_verdicts_lead
     for cause in CAUSES:
         assert f"]({wait_pages.slug(cause)}.md)" in overview, cause
         assert f"[`{cause}`](waits/{wait_pages.slug(cause)}.md)" in verdicts, cause
+
+
+def test_every_cause_is_told_in_a_paragraph_and_by_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(WHAT) == list(CAUSES)
+    for cause in CAUSES:
+        for name in (cause, wait_pages.slug(cause)):
+            assert main(["catalog", name, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["waits"]["name"] == cause
+    assert main(["catalog", "waits", "slotlimit"]) == 2
+    assert "slot limit" in capsys.readouterr().err
 
 
 def test_the_terminal_names_the_page_of_what_holds(capsys: pytest.CaptureFixture[str]) -> None:

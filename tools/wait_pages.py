@@ -1,8 +1,8 @@
 """Writes docs/waits/*.md, a page per cause: ``python tools/wait_pages.py`` (``--check`` only compares).
 
-What the code knows comes from the code: the vocabulary, the rules' place, the flags of each engine, what techniques
-promise, the cases of the exam. How the verdict did is read off the tables of docs/exam.md, what is needed to say it and
-what it is confused with off docs/verdicts.md. The rest is written by hand in ``waits.toml``.
+What the code knows comes from the code: the vocabulary, what a wait is, the rules' place, the flags of each engine,
+what techniques promise, the cases of the exam. How the verdict did is read off the tables of docs/exam.md, what is
+needed to say it and what it is confused with off docs/verdicts.md. The rest is written by hand in ``waits.toml``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ else:
 
 from whywait.engines import ENGINES, LIMITS
 from whywait.judge.vocabulary import CAUSES, page
+from whywait.judge.what import WHAT
 from whywait.lab.exam import Case, cases
 from whywait.lab.techniques import TECHNIQUES
 from whywait.sim.techniques import TECHNIQUES as SIMULATED
@@ -95,7 +96,7 @@ def _what(cause: str, part: Mapping[str, Any]) -> str:
     meaning = CAUSES[cause].meaning
     rows = "\n".join(f"| `{figure}` | {how} |" for figure, how in part["moves"])
     return (
-        f"**{meaning[0].upper()}{meaning[1:]}.** {' '.join(part['what'].split())}\n\n## How it looks\n\n"
+        f"**{meaning[0].upper()}{meaning[1:]}.** {WHAT[cause]}\n\n## How it looks\n\n"
         f"| figure ([metrics](../metrics.md)) | how it moves |\n|---|---|\n{rows}"
     )
 
@@ -104,7 +105,7 @@ def _evidence(cause: str, row: tuple[str, str] | None) -> Iterator[str]:
     rules = [
         p.name
         for p in sorted((ROOT / "src/whywait/judge").glob("*.py"))
-        if p.name != "vocabulary.py" and f'"{cause}"' in p.read_text(encoding="utf-8")
+        if p.name not in ("vocabulary.py", "what.py") and f'"{cause}"' in p.read_text(encoding="utf-8")
     ]
     first = [r for r in rules if r.startswith("rules_")] or rules
     where = f"\n\nThe rule: {', '.join(f'`src/whywait/judge/{r}`' for r in first)}." if first else ""

@@ -13,26 +13,25 @@ running event loop (it blocks it, as any call).
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from whywait import app, cli, keywords, trying
+from whywait import app, keywords, trying
+from whywait.calling import arguments, talk
 from whywait.core.run import Run
-from whywait.core.schedule import Workload
 from whywait.errors import UsageError
-from whywait.options import QUIET, new_directory
+from whywait.options import new_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from whywait.comparing import Compared
     from whywait.deciding import Billed, Planned
+    from whywait.doctoring import Findings
     from whywait.importing import Imported
+    from whywait.listing import Listed
     from whywait.qualifying import Comparison
     from whywait.simulating import Simulated
     from whywait.whatif import WhatIf
@@ -52,7 +51,7 @@ def run(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keywor
     from whywait.verbs import measure
 
     args = arguments("run", [url], flags)
-    with _talk(verbose):
+    with talk(verbose):
         return measure.measured(args, measure.point_of(args))
 
 
@@ -65,7 +64,7 @@ def sweep(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keyw
     from whywait.verbs import measure
 
     args = arguments("sweep", [url], flags)
-    with _talk(verbose):
+    with talk(verbose):
         return measure.measured(args, measure.points_of(args))
 
 
@@ -78,7 +77,7 @@ def diagnose(url: str | None = None, *, verbose: bool = False, **flags: Unpack[k
     from whywait.verbs import measure
 
     args = arguments("diagnose", [url], flags)
-    with _talk(verbose):
+    with talk(verbose):
         return measure.past(args) if args.last else measure.diagnosed(args)
 
 
@@ -90,8 +89,94 @@ def find(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keywo
     """
     from whywait.verbs import find as verb
 
-    with _talk(verbose):
+    with talk(verbose):
         return verb.searched(arguments("find", [url], flags))
+
+
+def probe_service(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keywords.Probe]) -> Result:
+    """What one stream costs, as ``whywait probe``; ``result.summary["probe"]`` has the figures. Without a URL the
+    embedded engine.
+
+    Raises:
+        WhywaitError: as :func:`run`.
+    """
+    from whywait.verbs import probe as verb
+
+    with talk(verbose):
+        return verb.probed(arguments("probe", [url], flags))
+
+
+def resume(run: Folder, *, verbose: bool = False, **flags: Unpack[keywords.Resume]) -> Result:
+    """Finish a run or sweep that was cut off, as ``whywait resume``; into a new run, the old one stays.
+
+    Raises:
+        WhywaitError: as :func:`run`; also where there is nothing to finish, or the service is another now.
+    """
+    from whywait.verbs import resume as verb
+
+    with talk(verbose):
+        return verb.resumed(arguments("resume", [run], flags))
+
+
+def watch(url: str | None = None, *, length: float | str | None = None, each: Callable[[Result], object] | None = None,
+          verbose: bool = False, **flags: Unpack[keywords.Watch]) -> Result:  # fmt: skip
+    """What a service in production waits on, by its metrics alone, as ``whywait watch``: for one window, or for
+    ``length`` (the verb's ``--for``), and ``each`` is called with every window as it ends.
+
+    Returns:
+        The kept run of all windows with ``out=…``, else the last window, which is in no folder.
+
+    Raises:
+        WhywaitError: nothing can be read there.
+        KeyboardInterrupt: ended before a window was whole.
+    """
+    from whywait.verbs import watch as verb
+
+    args = arguments("watch", [url], flags, **{"for": length})
+    args.once = length is None
+    with talk(verbose):
+        return verb.watched(args, each or (lambda _window: None))
+
+
+def doctor(url: str | None = None, *, verbose: bool = False, **flags: Unpack[keywords.Doctor]) -> Findings:
+    """What this machine and a service can and cannot measure, as ``whywait doctor``: ``states`` by name, ``sections``
+    with what would help. What kept it from the service is in ``error``, the rest told.
+
+    Raises:
+        UsageError: a flag names what cannot be used.
+    """
+    from whywait.verbs import doctor as verb
+
+    with talk(verbose):
+        return verb.examined(arguments("doctor", [url], flags))
+
+
+def history(
+    directory: str | PathLike[str] = "whywait-runs", *, verbose: bool = False, **flags: Unpack[keywords.History]
+) -> Listed:
+    """The runs of a folder one after another, as ``whywait history``; ``found`` is what ``--json`` prints.
+
+    Raises:
+        UsageError: no such folder, or no such figure.
+    """
+    from whywait.verbs import history as verb
+
+    with talk(verbose):
+        return verb.listed(arguments("history", [directory], flags))
+
+
+def catalog(what: str | None = None, name: str | None = None, *, verbose: bool = False,
+            **flags: Unpack[keywords.Catalog]) -> dict[str, Any]:  # fmt: skip
+    """What the simulator knows by name, each with its source, as ``whywait catalog --json``: ``catalog("machines")``,
+    ``catalog("h200")``.
+
+    Raises:
+        UsageError: there is nothing of that name.
+    """
+    from whywait.verbs import catalog as verb
+
+    with talk(verbose):
+        return verb.looked_up(arguments("catalog", [what, name], flags))
 
 
 def quality(a: str, b: str | None = None, *, verbose: bool = False, **flags: Unpack[keywords.Quality]) -> Comparison:
@@ -104,7 +189,7 @@ def quality(a: str, b: str | None = None, *, verbose: bool = False, **flags: Unp
     from whywait.verbs import quality as verb
 
     args = arguments("quality", [a, b], flags)
-    with _talk(verbose):
+    with talk(verbose):
         return verb.compared(args, verb.plan_of(args))
 
 
@@ -116,7 +201,7 @@ def plan(*, verbose: bool = False, **flags: Unpack[keywords.Plan]) -> Planned:
     """
     from whywait.verbs import plan as verb
 
-    with _talk(verbose):
+    with talk(verbose):
         return verb.planned(arguments("plan", [], flags), shown=verbose)
 
 
@@ -128,7 +213,7 @@ def bill(run: Folder, *, verbose: bool = False, **flags: Unpack[keywords.Bill]) 
     """
     from whywait.verbs import bill as verb
 
-    with _talk(verbose):
+    with talk(verbose):
         return verb.billed(arguments("bill", [run], flags))
 
 
@@ -143,7 +228,7 @@ def compare(a: Source, *bs: Source, verbose: bool = False, **flags: Unpack[keywo
 
     args = arguments("compare", ["a", *("b" for _ in bs)], flags)
     args.runs = [a, *bs]
-    with _talk(verbose):
+    with talk(verbose):
         return verb.answered(args)
 
 
@@ -160,7 +245,7 @@ def import_results(
     from whywait.verbs import importing as verb
 
     many = [files] if isinstance(files, (str, PathLike)) else files
-    with _talk(verbose):
+    with talk(verbose):
         return verb.imported(arguments("import", many, flags, out=out))
 
 
@@ -175,7 +260,7 @@ def export(run: Folder, to: str, out: str | PathLike[str] = "", *, verbose: bool
 
     if fspath(out) == "-":
         raise UsageError("stdout is for the terminal", "give a file or a folder")
-    with _talk(verbose):
+    with talk(verbose):
         return verb.exported(arguments("export", [run], flags, to=to, out=out))
 
 
@@ -196,7 +281,7 @@ def simulate(*, verbose: bool = False, **flags: Unpack[keywords.Simulate]) -> Si
     """
     from whywait.verbs import simulate as verb
 
-    with _talk(verbose):
+    with talk(verbose):
         return verb.simulated(arguments("simulate", [], flags))
 
 
@@ -208,7 +293,7 @@ def what_if(run_dir: Folder, *, verbose: bool = False, **flags: Unpack[keywords.
     """
     from whywait.verbs import whatif as verb
 
-    with _talk(verbose):
+    with talk(verbose):
         return verb.answered(arguments("what-if", [run_dir], flags))
 
 
@@ -221,7 +306,7 @@ def ab(a: str, b: str | None = None, *, verbose: bool = False, **flags: Unpack[k
     from whywait.verbs import ab as verb
 
     args = arguments("ab", [], flags, a=a, b=b)
-    with _talk(verbose):
+    with talk(verbose):
         return _tried(verb.compared(args), args)
 
 
@@ -234,7 +319,7 @@ def try_technique(technique: str, *, verbose: bool = False, **flags: Unpack[keyw
     from whywait.verbs import ab as verb
 
     args = arguments("try", [technique], flags)
-    with _talk(verbose):
+    with talk(verbose):
         return _tried(verb.tried(args), args)
 
 
@@ -242,96 +327,3 @@ def _tried(plan: trying.Plan, args: argparse.Namespace) -> Trial:
     directory = new_directory(args.out)
     with trying.alone(directory):
         return trying.trial(trying.plan_of_aa(plan) if args.aa else plan, directory)
-
-
-def arguments(verb: str, positional: Sequence[Any], flags: Mapping[str, Any], **own: Any) -> argparse.Namespace:
-    """What the command line would make of these; ``own`` are flags that a function has as parameters.
-
-    Raises:
-        UsageError: a keyword that is no flag of the verb, or a value that the flag does not take.
-    """
-    parser = _parser(verb)
-    known, typed = {_keyword(a): a for a in parser._actions if a.option_strings}, keywords.OF[verb].__optional_keys__
-    if wrong := sorted(flags.keys() - typed):
-        raise UsageError(f"{verb} has no keyword {wrong[0]!r}", f"there are: {', '.join(sorted(typed))}")
-    words, objects = [], {}
-    for name, value in {**own, **flags}.items():
-        if isinstance(value, Workload):
-            objects[name] = value
-        elif value is not None:
-            words += _words(known[name], value)
-    given = [_path(p) for p in positional if p is not None]
-    words += ["--", *given] if given else []
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            args = parser.parse_args(words)
-    except SystemExit:
-        text = said.getvalue().strip().splitlines()
-        raise UsageError(text[-1].partition(": error: ")[2] or text[-1] if text else f"{verb}: {words}") from None
-    for name, value in objects.items():
-        setattr(args, name, value)
-    return args
-
-
-def _path(given: Any) -> str:
-    return fspath(given.directory if isinstance(given, Result) else given)
-
-
-@functools.cache
-def _parser(verb: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog=verb, allow_abbrev=False)
-    cli.flags_of(verb)(made)
-    return made
-
-
-def _keyword(action: argparse.Action) -> str:
-    """``--prompt-tokens`` → ``prompt_tokens``; ``--no-stream``, which turns something off, by what it turns off."""
-    if isinstance(action, argparse._StoreFalseAction):
-        return action.dest
-    return action.option_strings[-1].lstrip("-").replace("-", "_")
-
-
-def _words(action: argparse.Action, value: Any) -> list[str]:
-    flag = action.option_strings[-1]
-    if action.nargs == 0:
-        return [flag] if bool(value) == bool(action.const) else []
-    if action.nargs == "?" and isinstance(value, bool):
-        return [flag] if value else []
-    if isinstance(action, argparse._AppendAction):
-        many = [value] if isinstance(value, (str, PathLike)) else list(value)
-        return [word for v in many for word in (f"{flag}={fspath(v)}",)]
-    return [f"{flag}={_text(action, value)}"]
-
-
-def _text(action: argparse.Action, value: Any) -> str:
-    if isinstance(value, Mapping):
-        if action.dest == "body":
-            import json
-
-            return json.dumps(value)
-        unit = "ms" if action.dest == "slo" else ""
-        return ",".join(f"{k.removesuffix('_ms') if unit else k}={_number(v, unit)}" for k, v in value.items())
-    if isinstance(value, (str, PathLike)):
-        return fspath(value)
-    if isinstance(value, (list, tuple, range)):
-        return ",".join(map(_number, value))
-    return _number(value, "s" if action.metavar == "TIME" else "")
-
-
-def _number(value: Any, unit: str = "") -> str:
-    return f"{value}{unit}" if isinstance(value, (int, float)) else str(value)
-
-
-@contextlib.contextmanager
-def _talk(verbose: bool) -> Iterator[None]:
-    """What a journey says on stderr is for the terminal. A full disk is the caller's error, as there."""
-    before = QUIET.set(not verbose)
-    try:
-        yield
-    except OSError as exc:
-        if (wrong := cli.of_the_machine(exc)) is None:
-            raise
-        raise wrong from None
-    finally:
-        QUIET.reset(before)

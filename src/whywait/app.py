@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait.analyze import singles
+from whywait.analyze.bill import Ask
 from whywait.analyze.phases import account
 from whywait.analyze.remote import with_agents
 from whywait.analyze.summary import summarize
@@ -60,9 +61,10 @@ class Result:
         return said
 
     def _repr_html_(self) -> str:
-        from whywait.report import notebook, text
+        from whywait.report import notebook, told
 
-        return notebook.as_html(lambda out: text.print_result(self.summary, self.verdicts, str(self.directory), out))
+        kept = str(self.directory) if self.directory != Path() else ""
+        return notebook.as_html(lambda out: told.print_told(self.summary, self.verdicts, kept, out))
 
 
 def measure(
@@ -205,11 +207,15 @@ def as_benchmark(result: Result) -> list[dict[str, Any]]:
     return [whole_point(result.run, n) for n in result.run.points["point"].tolist()]
 
 
-def write_report(result: Result, path: Path) -> None:
-    """The self-contained HTML report of a result."""
+def write_report(result: Result, path: Path, ask: Ask | None = None) -> None:
+    """The self-contained HTML report of a result; ``ask``: what its good requests are billed by.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
     from whywait.report.html import render
 
-    page = render(result.run, result.summary)  # it cuts keys and passwords out of all text, not out of its script
+    page = render(result.run, result.summary, ask)  # it cuts keys and passwords out of all text, not out of its script
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as exc:

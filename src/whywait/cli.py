@@ -40,7 +40,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "which hardware, how much of it, and why: five questions, each with its evidence",
     ),
     "serve-sim": ("whywait.verbs.serve_sim:serve_sim", "the OpenAI API answered by the simulator, at true pace"),
-    "catalog": ("whywait.verbs.catalog:catalog", "machines, models, techniques and engines that the simulator knows"),
+    "catalog": ("whywait.verbs.catalog:catalog", "machines, models, techniques, engines, and what each wait is"),
     "workload": ("whywait.verbs.workload:workload", "learn a workload from logs (fit), or look at one (show)"),
     "record": ("whywait.verbs.record:record", "a proxy that notes lengths, times and shared prefixes, never text"),
     "exam": ("whywait.verbs.exam:exam", "known bottlenecks on real engines: record them, score the verdicts"),

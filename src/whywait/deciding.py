@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from whywait import planning
-from whywait.analyze.bill import Ask
+from whywait.analyze.bill import Ask, offered
 from whywait.analyze.bill import bill as of_run
-from whywait.analyze.energy_model import the_machine
 from whywait.core.run import Run
 from whywait.core.secrets import clean
 from whywait.errors import UsageError
-from whywait.physics.prices import of_machine, shipped
+from whywait.physics.prices import shipped
 from whywait.report import bill_html, plan_html
 from whywait.report.bill import headline as in_a_sentence
 from whywait.report.bill import print_bill
@@ -32,11 +31,8 @@ def bill(run: Run | str | Path, ask: Ask | None = None) -> dict[str, Any]:
 
     ``ask`` without offers takes the shipped ones for the run's machine.
     """
-    held, ask = run if isinstance(run, Run) else Run.load(run), ask or Ask()
-    machine = the_machine(held)
-    if not ask.offers and machine is not None:
-        ask = dataclasses.replace(ask, offers=of_machine(shipped(), machine.name))
-    found = of_run(held, ask)
+    held = run if isinstance(run, Run) else Run.load(run)
+    found = of_run(held, offered(held, ask))
     return {"run": None if isinstance(run, Run) else str(run), "headline": in_a_sentence(found), **found}
 
 

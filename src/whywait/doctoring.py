@@ -46,6 +46,17 @@ class Findings:
     def all(self) -> list[Ability]:
         return [a for lines in self.sections.values() for a in lines]
 
+    @property
+    def states(self) -> dict[str, str]:
+        """By the name of a line: can, partly, cannot, unknown."""
+        return {a.name: a.state for a in self.all()}
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+        from whywait.report.doctor import print_doctor
+
+        return notebook.as_html(lambda out: print_doctor(self.sections, out))
+
     def as_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
         error = None if self.error is None else {"message": self.error.message, "hint": self.error.hint}

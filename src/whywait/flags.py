@@ -60,21 +60,12 @@ def show(p: argparse.ArgumentParser) -> None:
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
     p.add_argument("--strict", action="store_true", help="exit 3 when no verdict is supported")
     shape(p)
+    priced(p, "cost in the report of --html (default: the shipped offers for the run's machine; docs/bill.md)")
 
 
 def bill(p: argparse.ArgumentParser) -> None:
     p.add_argument("run_dir", metavar="RUN", help="folder of a saved run: measured, simulated or imported")
-    g = p.add_argument_group("prices (default: the shipped offers for the run's machine; docs/bill.md)")
-    g.add_argument("--price", metavar="FILE", help="a price book of your own (TOML)")
-    g.add_argument("--price-per-hour", type=rate, metavar="X", help="of one device, all in; with --currency")
-    g.add_argument("--owned", metavar="LIST", help="capex=250000,devices=8,years=4,power_price=0.12,pue=1.3,"
-                   "hosting=900,utilisation=0.6; with --currency")  # fmt: skip
-    g.add_argument("--currency", metavar="CODE", help="of what is given here: USD, EUR, … (nothing is converted)")
-    g.add_argument("--price-date", metavar="DATE", help="of what is given here (default: today)")
-    p.add_argument("--devices", type=positive, metavar="N", help="devices that serve, where the run does not tell")
-    p.add_argument(
-        "--power-model", metavar="LIST", help="watts where none were metered: idle_w=70,busy_w=600,host_w=350"
-    )
+    priced(p, "prices (default: the shipped offers for the run's machine; docs/bill.md)")
     p.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms' (default: the run's)")
     p.add_argument("--share-by", default="device time", metavar="RULE",
                    help="'device time' (default), 'output tokens' or 'all tokens'")  # fmt: skip
@@ -82,6 +73,21 @@ def bill(p: argparse.ArgumentParser) -> None:
     p.add_argument("--html", metavar="FILE", help="write the bill there as a page")
     p.add_argument("--json", action="store_true", help="the bill as JSON on stdout")
     p.add_argument("--strict", action="store_true", help="exit 3 when a figure of energy is not sure")
+
+
+def priced(p: argparse.ArgumentParser, title: str) -> None:
+    """What a run is billed by, for ``verbs.bill.ask_of``."""
+    g = p.add_argument_group(title)
+    g.add_argument("--price", metavar="FILE", help="a price book of your own (TOML)")
+    g.add_argument("--price-per-hour", type=rate, metavar="X", help="of one device, all in; with --currency")
+    g.add_argument("--owned", metavar="LIST", help="capex=250000,devices=8,years=4,power_price=0.12,pue=1.3,"
+                   "hosting=900,utilisation=0.6; with --currency")  # fmt: skip
+    g.add_argument("--currency", metavar="CODE", help="of what is given here: USD, EUR, … (nothing is converted)")
+    g.add_argument("--price-date", metavar="DATE", help="of what is given here (default: today)")
+    g.add_argument("--devices", type=positive, metavar="N", help="devices that serve, where the run does not tell")
+    g.add_argument(
+        "--power-model", metavar="LIST", help="watts where none were metered: idle_w=70,busy_w=600,host_w=350"
+    )
 
 
 def watch(p: argparse.ArgumentParser) -> None:

@@ -87,6 +87,8 @@ def import_(p: argparse.ArgumentParser) -> None:
     g.add_argument("--devices", type=positive, metavar="N", help="of that machine (default 1)")
     g.add_argument("--slots", type=positive, metavar="N", help="requests that the engine works on at once")
     g.add_argument("--slo", metavar="LIST", help="'ttft=500ms,tpot=50ms,e2e=10s'")
+    p.add_argument("--chunks", type=positive, default=2_000_000, metavar="N",
+                   help="keep times of chunks, if there are no more: 0.35 GB a million (default 2000000)")  # fmt: skip
     p.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     p.add_argument("--report", metavar="FILE", help="write the HTML report there")
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")

@@ -135,7 +135,7 @@ def serve_sim(p: argparse.ArgumentParser) -> None:
 
 
 def catalog(p: argparse.ArgumentParser) -> None:
-    p.add_argument("what", nargs="?", metavar="KIND", help="machines, models, techniques or engines (default: all)")
+    p.add_argument("what", nargs="?", metavar="KIND", help="machines, models, techniques, engines or waits")
     p.add_argument("name", nargs="?", metavar="NAME", help="one of them in full, with its source")
     p.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own; they go first")
     p.add_argument("--json", action="store_true", help="JSON on stdout")

@@ -63,8 +63,9 @@ def import_results(
     Raises:
         UsageError: a file cannot be read or is of no known format, or the folder cannot be written.
     """
-    sources = results.read([Path(p) for p in paths], form)
-    run = build(sources, more or Given())
+    more = more or Given()
+    sources = results.read([Path(p) for p in paths], form, more.chunks)
+    run = build(sources, more)
     wrong = violations(run)
     if wrong:
         raise InternalError(f"the imported run would break a rule of runs: {wrong[0]}",
@@ -72,6 +73,7 @@ def import_results(
     parts = [(s, p) for s in sources for p in s.parts]
     checked = published.figures(run, {i: p.published for i, (_, p) in enumerate(parts)})
     why = {i: definitions(s, p) for i, (s, p) in enumerate(parts)}
+    del sources, parts  # as large as what is judged now
     run = _doubted(run, published.disagreements(checked, why), published.table(checked))
     return Imported(app.keep(run, Path(directory)), checked)
 

@@ -26,7 +26,6 @@ class Reached(TypedDict, total=False):
     """How a service is reached."""
 
     api_key_file: File
-    load: bool
     header: Words
     body: Named
     ca: File
@@ -38,8 +37,9 @@ class Reached(TypedDict, total=False):
 
 
 class Asked(TypedDict, total=False):
-    """How it is asked."""
+    """How it is asked, and whether it may be loaded."""
 
+    load: bool
     model: str
     dialect: str
     timeout: Time
@@ -49,7 +49,6 @@ class Asked(TypedDict, total=False):
 class Read(TypedDict, total=False):
     """What is read beside the load."""
 
-    stream: bool
     metrics_url: Words
     prometheus: str
     prometheus_match: str
@@ -61,6 +60,12 @@ class Read(TypedDict, total=False):
     gpu_metrics_url: Words
     agent: Words
     agent_token_file: File
+
+
+class Streamed(TypedDict, total=False):
+    """Whether answers are streamed."""
+
+    stream: bool
 
 
 class Load(TypedDict, total=False):
@@ -104,7 +109,7 @@ class Kept(TypedDict, total=False):
     floor: bool
 
 
-class Run(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
+class Run(Reached, Asked, Streamed, Read, Load, Text, Points, Kept, total=False):
     """Of :func:`whywait.run`."""
 
     launch: str
@@ -113,7 +118,7 @@ class Run(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
     processes: int
 
 
-class Sweep(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
+class Sweep(Reached, Asked, Streamed, Read, Load, Text, Points, Kept, total=False):
     """Of :func:`whywait.sweep`."""
 
     launch: str
@@ -122,7 +127,7 @@ class Sweep(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
     processes: int
 
 
-class Diagnose(Reached, Asked, Read, Load, Text, Kept, total=False):
+class Diagnose(Reached, Asked, Streamed, Read, Load, Text, Kept, total=False):
     """Of :func:`whywait.diagnose`."""
 
     launch: str
@@ -131,13 +136,64 @@ class Diagnose(Reached, Asked, Read, Load, Text, Kept, total=False):
     last: Time
 
 
-class Find(Reached, Asked, Read, Load, Text, Kept, total=False):
+class Find(Reached, Asked, Streamed, Read, Load, Text, Kept, total=False):
     """Of :func:`whywait.find`."""
 
     launch: str
     budget: Time
     share: float
     max_rate: float
+
+
+class Probe(Reached, Asked, Streamed, Read, Kept, total=False):
+    """Of :func:`whywait.probe_service`."""
+
+    launch: str
+    budget: Time
+    longest: int
+    seed: int
+
+
+class Resume(Reached, Kept, total=False):
+    """Of :func:`whywait.resume`."""
+
+    url: str
+    load: bool
+    anyway: bool
+
+
+class Watch(Reached, Read, total=False):
+    """Of :func:`whywait.watch`."""
+
+    model: str
+    engine_file: File
+    window: Time
+    hz: float
+    slo: Named
+    out: File
+
+
+class Doctor(Reached, Asked, Streamed, Read, total=False):
+    """Of :func:`whywait.doctor`."""
+
+    engine_port: int
+    floor: bool
+
+
+class History(TypedDict, total=False):
+    """Of :func:`whywait.history`."""
+
+    figure: str
+    at: str
+    model: str
+    engine: str
+    last: int
+
+
+class Catalog(TypedDict, total=False):
+    """Of :func:`whywait.catalog`."""
+
+    catalog: File
 
 
 class Deployed(TypedDict, total=False):
@@ -184,7 +240,7 @@ class WhatIf(TypedDict, total=False):
     catalog: File
 
 
-class Trial(Reached, Asked, Read, Load, Text, Kept, total=False):
+class Trial(Reached, Asked, Streamed, Read, Load, Text, Kept, total=False):
     """Of :func:`whywait.try_technique`; with more, of :func:`whywait.ab`."""
 
     rounds: str
@@ -306,6 +362,7 @@ class Import(TypedDict, total=False):
     devices: int
     slots: int
     slo: Named
+    chunks: int
 
 
 class Export(TypedDict, total=False):
@@ -328,4 +385,5 @@ class Export(TypedDict, total=False):
 OF: dict[str, Any] = {
     "run": Run, "sweep": Sweep, "diagnose": Diagnose, "find": Find, "simulate": Simulate, "what-if": WhatIf, "ab": Ab,
     "try": Try, "quality": Quality, "plan": Plan, "bill": Bill, "compare": Compare, "import": Import, "export": Export,
+    "probe": Probe, "resume": Resume, "watch": Watch, "doctor": Doctor, "history": History, "catalog": Catalog,
 }  # fmt: skip

@@ -40,6 +40,25 @@ class Choice:
     last: int | None = None
 
 
+@dataclass(frozen=True)
+class Listed:
+    """The runs of a folder: ``found`` are plain JSON values, those of :func:`history`."""
+
+    found: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        from whywait.report import notebook
+        from whywait.report.history import print_history
+
+        return notebook.as_html(lambda out: print_history(self.found, out))
+
+    def html(self) -> str:
+        """The list as one page that stands alone."""
+        from whywait.report import history_html
+
+        return history_html.render(self.found)
+
+
 def history(directory: Path, choice: Choice | None = None) -> dict[str, Any]:
     """Every run below ``directory`` (three levels), oldest first.
 

@@ -39,7 +39,7 @@ from whywait.probe.options import Probes
 from whywait.probe.promql import Prometheus
 from whywait.probe.spool import Tail
 from whywait.reading import SCRAPES, read_elsewhere, scrape_ns, too_few
-from whywait.session import Say, new_directory, stderr
+from whywait.session import CANCELLED, Say, new_directory, stderr
 from whywait.units import NS_PER_S
 from whywait.watching import Watching
 
@@ -106,7 +106,7 @@ class Watcher:
 
     def __init__(self, options: Watch, say: Say = stderr) -> None:
         self.options, self._say = options, say
-        self._ended = threading.Event()
+        self._ended = CANCELLED.get() or threading.Event()
         self._handlers: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
         self._recorder: Recorder | None = None
@@ -136,7 +136,8 @@ class Watcher:
         self._tail = Tail(spool / "readings.jsonl", keep=bool(o.out))
         if self._target is not None:
             self._watching.start(self._target, None, self.clock, spool / "readings.jsonl", o.hz)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        main = threading.current_thread() is threading.main_thread()  # no other may take signals
+        for number in (signal.SIGINT, signal.SIGTERM) if main else ():
             self._handlers[number] = signal.signal(number, lambda *_: self._ended.set())
         self._began = self.clock.now()
         return self

@@ -29,7 +29,7 @@ from whywait.analyze.stats import cluster_bootstrap
 from whywait.analyze.window import Window, window_of
 from whywait.core.run import DEFINITIONS, Run
 from whywait.core.table import Array
-from whywait.physics.prices import Offer
+from whywait.physics.prices import Offer, of_machine, shipped
 
 #: Name of a figure → (what it is divided by, how many of that it is for).
 PER: dict[str, tuple[str, float]] = {
@@ -52,6 +52,14 @@ class Ask:
     model: PowerModel | None = None
     rule: str = DEVICE_TIME
     slo: dict[str, float] | None = field(default=None)
+
+
+def offered(run: Run, ask: Ask | None = None) -> Ask:
+    """``ask``; where it names no offer, with the shipped ones for the machine of ``run``."""
+    ask, machine = ask or Ask(), the_machine(run)
+    if ask.offers or machine is None:
+        return ask
+    return replace(ask, offers=of_machine(shipped(), machine.name))
 
 
 def bill(run: Run, ask: Ask | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from whywait.convert import results_file as rf
 from whywait.convert import results_guidellm as guidellm
 from whywait.convert import results_inference_perf as inference_perf
 from whywait.convert import results_serving as serving
-from whywait.convert.results_part import Source
+from whywait.convert.results_part import MOST_CHUNKS, Source
 from whywait.errors import UsageError
 
 FORMATS = ("auto", "vllm", "sglang", "aiperf", "guidellm", "inference-perf")
@@ -26,8 +26,9 @@ _IN_FOLDER = (inference_perf.REQUESTS, aiperf.RECORDS, "benchmarks.json", "bench
 _ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".yaml", ".yml")
 
 
-def read(paths: Sequence[Path], form: str = "auto") -> list[Source]:
-    """Each file, or each folder of a run, as a source of load points; in the order given.
+def read(paths: Sequence[Path], form: str = "auto", most: int = MOST_CHUNKS) -> list[Source]:
+    """Each file, or each folder of a run, as a source of load points; in the order given. ``most``: times of chunks
+    that are kept of a file of lines, which may be of any length.
 
     Raises:
         UsageError: a file cannot be read, is of no known format, is damaged, or holds no single requests.
@@ -41,7 +42,7 @@ def read(paths: Sequence[Path], form: str = "auto") -> list[Source]:
         if path.resolve() in seen:  # both files of one run were given
             continue
         seen.add(path.resolve())
-        source = _read(path, kind)
+        source = _read(path, kind, most)
         source.parts = [p for p in source.parts if p.requests]
         if not source.parts:
             raise UsageError(f"{path}: no request in it", "did the run send any?")
@@ -49,11 +50,11 @@ def read(paths: Sequence[Path], form: str = "auto") -> list[Source]:
     return out
 
 
-def _read(path: Path, kind: str) -> Source:
+def _read(path: Path, kind: str, most: int) -> Source:
     if kind in ("vllm", "sglang"):
         return serving.read(path, kind)
     if kind == "aiperf":
-        return aiperf.read(path)
+        return aiperf.read(path, most)
     return guidellm.read(path) if kind == "guidellm" else inference_perf.read(path)
 
 

@@ -1,7 +1,7 @@
 """Results of AIPerf: ``profile_export.jsonl`` (a line per request) and beside it ``profile_export_aiperf.json``.
 
-Read in the sources of AIPerf 0.3, 0.6 and 0.13 (``common/models/record_models.py``, ``metrics/types``). Starts and ends
-are Unix nanoseconds; durations are of a monotonic clock, each with its unit.
+Held against real files of AIPerf 0.3 and 0.13; 0.6 was read in its sources (``common/models/record_models.py``,
+``metrics/types``). Starts and ends are Unix nanoseconds; durations are of a monotonic clock, each with its unit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from whywait.convert import results_file as rf
-from whywait.convert.results_part import Asked, Faults, Part, Source, after, ascending, doubt, ended, place
+from whywait.convert.results_part import MOST_CHUNKS, Asked, Faults, Part, Source, after, ascending, doubt, ended, place
 from whywait.errors import UsageError
 from whywait.units import NS_PER_MS
 
@@ -66,8 +66,8 @@ def totals_of(path: Path) -> Path | None:
     return next((path.parent / n for n in names if (path.parent / n).is_file()), None)
 
 
-def read(path: Path) -> Source:
-    """``path`` is the file of requests; its totals are taken from beside it.
+def read(path: Path, most: int = MOST_CHUNKS) -> Source:
+    """``path`` is the file of requests; its totals are taken from beside it. ``most``: times of chunks.
 
     Raises:
         UsageError: no request in it, or most lines are of something else.
@@ -89,7 +89,7 @@ def read(path: Path) -> Source:
         if rf.got(row, "metadata", "benchmark_phase") == "warmup":
             warm += 1
         else:
-            part.requests.append(_request(row, bad, mode != "concurrency"))
+            part.add(_request(row, bad, mode != "concurrency"), most)
     if not part.requests:
         raise UsageError(f"{path}: no request of the profiling phase in it", "was it copied whole?")
     if all((r.turn or 0) == 0 for r in part.requests):
@@ -248,7 +248,7 @@ def _facts(totals: dict[str, Any], source: Source) -> None:
     url = place(urls[0] if isinstance(urls, list) and urls else urls)
     if url:
         source.endpoint["url"] = url
-    source.command = rf.text(rf.got(totals, "run_info", "cli_command") or totals.get("cli_command"), 2000)
+    source.command = rf.text(rf.got(totals, "run_info", "cli_command") or rf.got(config, "cli_command"), 2000)
     if totals.get("was_cancelled"):
         source.partial = "AIPerf was cancelled"
     elif totals.get("is_complete") is False:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from whywait.convert import results_file as rf
-from whywait.convert.results_part import Asked, Faults, Ints, Part, Source, doubt
+from whywait.convert.results_part import MOST_CHUNKS, Asked, Faults, Ints, Part, Source, doubt
 from whywait.core.columns import CLOCKS, FAULTS, KINDS, OUTCOMES
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Array, Table
@@ -23,7 +23,6 @@ from whywait.units import NS_PER_MS, NS_PER_S
 
 CLOCKS_APART = 5 * NS_PER_MS  # stamps of two clocks may contradict each other by so much
 TOGETHER = NS_PER_MS // 10  # chunks that a tool's loop stamped closer than this came in one read
-MOST_CHUNKS = 20_000_000  # beyond, a Run would not fit in memory; latencies of requests stay
 LONGEST = 50 * 86_400 * NS_PER_S  # of a run
 APART = NS_PER_S  # between points whose files share no clock
 _STAMPS = ("due", "sent", "accepted", "first", "last", "end")
@@ -37,6 +36,7 @@ class Given:
     machine: dict[str, Any] = field(default_factory=dict)
     slo: dict[str, float] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
+    chunks: int = MOST_CHUNKS  # times of chunks at most; with more of them none are kept, and latencies stay
 
 
 def build(sources: Sequence[Source], given: Given) -> Run:
@@ -49,11 +49,11 @@ def build(sources: Sequence[Source], given: Given) -> Run:
         _in_reach(part, bad)
         for r in part.requests:
             _in_order(r, bad)
-    kept, left = _chunks_kept(p for _, p in parts)
+    left = _chunks_left((p for _, p in parts), given.chunks)
     zero, at = _axis(parts)
     points = [_point(part, number, at[number]) for number, (_, part) in enumerate(parts)]
     rows = [(number, r) for number, (_, part) in enumerate(parts) for r in part.requests]
-    chunks = [_stream(r, i, at[n]) for i, (n, r) in enumerate(rows) if r.times is not None] if kept else []
+    chunks = [_stream(r, i, at[n]) for i, (n, r) in enumerate(rows) if r.times is not None] if not left else []
     return Run(
         _manifest(sources, parts, given, zero, left),
         Table.from_rows("points", points),
@@ -64,9 +64,10 @@ def build(sources: Sequence[Source], given: Given) -> Run:
     )
 
 
-def _chunks_kept(parts: Iterable[Part]) -> tuple[bool, int]:
-    total = sum(len(r.times) for p in parts for r in p.requests if r.times is not None)
-    return total <= MOST_CHUNKS, total if total > MOST_CHUNKS else 0
+def _chunks_left(parts: Iterable[Part], most: int) -> int:
+    """How many times of chunks are left out: none, or all of them."""
+    total = sum(p.forgotten + sum(len(r.times) for r in p.requests if r.times is not None) for p in parts)
+    return total if total > most else 0
 
 
 # --- the axis
@@ -296,8 +297,9 @@ def _manifest(
     doubts = [d for s in sources for d in [*s.notes, *(s.bad.doubts if s.bad else [])]]
     doubts += _differences(sources, parts) + _laid_out(parts)
     if left:
-        doubts.append(doubt("the times of chunks are left out", f"{left} of them would not fit in memory",
-                            "import fewer files at once"))  # fmt: skip
+        doubts.append(doubt("the times of chunks are left out", f"there are {left:,}, and no more than "
+                            f"{given.chunks:,} are kept: chunk gaps and ITL are unknown",
+                            f"--chunks {left} keeps them, with about {left * 0.35e-6:.1f} GB of memory"))  # fmt: skip
     partial = "; ".join(dict.fromkeys(s.partial for s in sources if s.partial))
     imported = {
         "tools": [

@@ -18,6 +18,8 @@ from whywait.convert.results_file import Bad
 Ints = NDArray[np.int64]
 T = TypeVar("T")
 
+MOST_CHUNKS = 2_000_000  # times kept by default: each takes some 0.35 kB until the run is judged
+
 
 @dataclass(slots=True)
 class Asked:
@@ -53,6 +55,13 @@ class Asked:
     trace_id: str | None = None
     engine: dict[str, float] | None = None  # columns of the requests table that the engine told
 
+    def forget_times(self) -> int:
+        """Keep only how many chunks there were; that number."""
+        n = 0 if self.times is None else len(self.times)
+        if n:
+            self.chunks, self.times = n, None
+        return n
+
 
 @dataclass
 class Part:
@@ -73,6 +82,17 @@ class Part:
     label: str | None = None
     published: dict[str, float] = field(default_factory=dict)
     grown: dict[str, float] = field(default_factory=dict)  # counters of the engine: by how much over the point
+    kept: int = 0  # times of chunks in the requests that were added
+    forgotten: int = 0  # and those that are not kept
+
+    def add(self, r: Asked, most: int) -> None:
+        """One more request of a file of any length: when more than ``most`` chunks have come, no times are kept."""
+        self.kept += 0 if r.times is None else len(r.times)
+        self.requests.append(r)
+        if self.forgotten:
+            self.forgotten += r.forget_times()
+        elif self.kept > most:
+            self.forgotten = sum(q.forget_times() for q in self.requests)
 
 
 @dataclass

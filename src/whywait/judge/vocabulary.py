@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from whywait.judge.what import WHAT
+
 FAMILIES: Final = ("work", "queue", "cache", "host", "path", "load", "device", "none")
 
 
@@ -46,6 +48,11 @@ CAUSES: Final[Mapping[str, Cause]] = {
     "unexplained": Cause("time that nothing read accounts for", "none"),
     "no success": Cause("no request succeeded", "none"),
 }
+
+
+def told(cause: str) -> dict[str, str]:
+    """What there is to read of ``cause`` where docs/ is not at hand: ``name, meaning, what, page``."""
+    return {"name": cause, "meaning": CAUSES[cause].meaning, "what": WHAT[cause].replace("`", ""), "page": page(cause)}
 
 
 def page(cause: str) -> str:

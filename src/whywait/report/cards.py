@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any
 
+from whywait.judge.vocabulary import CAUSES, told
 from whywait.report.svg import Html, cat, details, tag
 from whywait.units import percent
 
@@ -54,12 +56,23 @@ def _card(v: dict[str, Any], lead: bool) -> Html:
         tag("dl", tag("dt", name) + tag("dd", v[key])) if v[key] and open_ else Html()
         for name, key in (("What would change it", "lever"), ("To settle it", "next_step"))
     )
+    what = _what(v["cause"])
     head = state + tag("h3", v["claim"]) + share
     kind = f"card verdict {v['state']}{' lead' if lead else ''}"
     if lead:
-        return tag("article", head + tag("div", facts + tag("div", lever + step), class_="cols"), class_=kind)
+        return tag("article", head + tag("div", facts + tag("div", lever + step), class_="cols") + what, class_=kind)
     if v["state"] == "undecided":
         lever, step = lever + step, Html()
     words = [f"{name.lower()} ({len(items)})" for name, items in why] + (["next step"] if step else [])
     fold = details(", ".join(words).capitalize(), facts + step) if words else ""
-    return tag("article", head + lever + fold, class_=kind)
+    return tag("article", head + lever + fold + what, class_=kind)
+
+
+def _what(cause: str) -> Html:
+    """What this wait is, folded. The report is mailed without docs/: it names page and command, and links nowhere."""
+    if cause not in CAUSES:  # of a run that another version has judged
+        return Html()
+    t = told(cause)
+    command = tag("code", f"whywait catalog {PurePosixPath(t['page']).stem}")
+    more = tag("p", cat([f"How it looks and what changes it: {t['page']}. In the terminal: ", command]), class_="note")
+    return details(f"what “{cause}” is", tag("p", f"{t['meaning'][0].upper()}{t['meaning'][1:]}. {t['what']}") + more)

@@ -93,4 +93,11 @@ def _engines(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-_LISTS = {"machines": _machines, "models": _models, "techniques": _techniques, "engines": _engines}
+def _waits(rows: list[dict[str, Any]]) -> Table:
+    table = _columns(("name", "what it is"), 2)
+    for w in rows:
+        table.add_row(w["name"], w["meaning"])
+    return table
+
+
+_LISTS = {"machines": _machines, "models": _models, "techniques": _techniques, "engines": _engines, "waits": _waits}

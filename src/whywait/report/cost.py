@@ -1,15 +1,13 @@
-"""What a good request costs at each load: energy, money by the shipped offers of the run's machine, device time. The
-figures are those of ``analyze.bill``; here they are only drawn."""
+"""What a good request costs at each load: energy, money by the offers that are given or shipped for its machine,
+device time. The figures are those of ``analyze.bill``; here they are only drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from whywait.analyze.bill import Ask, bill
-from whywait.analyze.energy_model import the_machine
+from whywait.analyze.bill import Ask, bill, offered
 from whywait.core.run import Run
-from whywait.physics.prices import of_machine, shipped
 from whywait.report.svg import Html, Plot, cat, clip, details, figure, scale_for, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name, signs
 from whywait.units import number, percent
@@ -32,10 +30,9 @@ class Panel(NamedTuple):
         return found
 
 
-def figures(run: Run) -> dict[str, Any]:
-    """The bill of ``run`` by the shipped offers for its machine."""
-    machine = the_machine(run)
-    return bill(run, Ask(of_machine(shipped(), machine.name) if machine else ()))
+def figures(run: Run, ask: Ask | None = None) -> dict[str, Any]:
+    """The bill of ``run``, by the shipped offers for its machine where ``ask`` names none."""
+    return bill(run, offered(run, ask))
 
 
 def panels(found: Mapping[str, Any]) -> list[Panel]:
@@ -182,7 +179,9 @@ def _said(c: Mapping[str, Any]) -> str:
 
 def _note(found: Mapping[str, Any], priced: bool) -> str:
     how = next((p["energy"]["how"] for p in found["points"] if p["energy"]["how"]), None)
-    price = "" if priced else " No price is known for this machine: whywait bill takes one (--price-per-hour)."
+    price = (
+        "" if priced else " No price is known for this machine: whywait show RUN --html takes one (--price-per-hour)."
+    )
     if how is None:
         return f"No energy meter of the devices was read.{price}"
     state = "fails" if any(p["energy"]["state"] == "fails" for p in found["points"]) else ""
@@ -209,6 +208,7 @@ def _table(view: View, found: Mapping[str, Any]) -> Html:
     said = "no SLO was given: every ok request is good" if not found["slo"] else "good: ended well, within the SLO"
     offers = [f"{o['name']}: {o['terms']}, {o['date']}, {o['source']}" for o in
               (found["points"][0]["money"] if found["points"] else ())]  # fmt: skip
-    none = "no offer is shipped for the machine of this run; whywait bill --price-per-hour X --currency USD prices it"
+    none = ("no offer is shipped for the machine of this run; whywait show RUN --html FILE --price-per-hour X "
+            "--currency USD prices it")  # fmt: skip
     source = tag("p", "Prices: " + ("; ".join(offers) if offers else none) + ".", class_="note")
     return table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide") + source

@@ -12,6 +12,7 @@ import shlex
 from importlib.resources import files
 from typing import Any
 
+from whywait.analyze.bill import Ask
 from whywait.analyze.phases import account
 from whywait.core.run import Run
 from whywait.core.secrets import clean, cleaned
@@ -56,12 +57,13 @@ def head(script: str = "") -> Html:
 HEAD = head()
 
 
-def render(run: Run, summary: dict[str, Any]) -> str:
+def render(run: Run, summary: dict[str, Any], ask: Ask | None = None) -> str:
     """The page for ``run``; ``summary`` is ``analyze.summary.summarize(run)`` with ``verdicts`` (``Verdict.as_dict``)
-    and ``headline`` filled in. Needs nothing beside it; well below 6 MB, since what is drawn is capped and said so."""
+    and ``headline`` filled in; ``ask`` is what it is billed by, if not by the shipped offers. Needs nothing beside it;
+    well below 6 MB, since what is drawn is capped and said so."""
     view = View(run, summary, account(run))
     title = str(summary.get("headline") or "This run was not judged")
-    parts, zoomable = _parts(view)
+    parts, zoomable = _parts(view, ask)
     links = tag("ul", cat(tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts))
     top = tag("header", cat(_top(view, title)) + tag("nav", links, aria_label="Sections"))
     main = tag("main", cat(_section(*part) for part in parts), id="main")
@@ -76,12 +78,13 @@ def render(run: Run, summary: dict[str, Any]) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{first}</head>\n<body>{body}</body></html>\n'
 
 
-def _parts(view: View) -> tuple[list[tuple[str, str, Html]], list[timelines.Drawn]]:
+def _parts(view: View, ask: Ask | None) -> tuple[list[tuple[str, str, Html]], list[timelines.Drawn]]:
     """(key, title, body) of each section, and the timelines that can be zoomed."""
     verdicts, doubts = view.summary.get("verdicts") or [], view.summary["doubts"]
     lead = curves.leading(view)
     others = [curves.curve(view, m, n) for m, n in curves.SHAPES.items() if m != lead]
-    seen = [phases(view), occupancy(view), curves.curve(view, lead, curves.SHAPES[lead]), cost(view, billed(view.run))]
+    seen = [phases(view), occupancy(view), curves.curve(view, lead, curves.SHAPES[lead]),
+            cost(view, billed(view.run, ask))]  # fmt: skip
     lanes, zoomable = timelines.timelines(view)
     shapes = distributions(view)
     parts = [

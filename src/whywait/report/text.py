@@ -48,7 +48,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: str, out: Console | None = None) -> None:
-    """Verdict, table and doubts of a summary."""
+    """Verdict, table and doubts of a summary; ``directory`` is '' of a run that is not kept."""
     out = out or console()
     out.print()
     if summary.get("made_by") == "simulated":
@@ -70,7 +70,8 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     print_bands(out, summary, PHASE_NAMES)
     _errors(out, points=summary["points"])
     print_doubts(out, summary["doubts"])
-    out.print(f"run kept in {escape(directory)}")
+    if directory:
+        out.print(f"run kept in {escape(directory)}")
 
 
 def print_invalid(out: Console, invalid: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import datetime
 import json
 import sys
@@ -41,19 +42,22 @@ def billed(args: argparse.Namespace) -> deciding.Billed:
     if args.share_by not in RULES:
         raise UsageError(f"--share-by: there is no rule {args.share_by!r}", f"one of: {', '.join(RULES)}")
     run = Run.load(args.run_dir)
-    machine = the_machine(run)
-    ask = Ask(
-        offers_of(args, machine.name if machine else None),
-        args.devices,
-        parse_model(args.power_model),
-        args.share_by,
-        measure.slo(args.slo) if args.slo else None,
-    )
+    ask = dataclasses.replace(ask_of(args, run), rule=args.share_by, slo=measure.slo(args.slo) if args.slo else None)
     found = deciding.Billed({**deciding.bill(run, ask), "run": args.run_dir})
     if args.requests:
         _write(Path(args.requests), by_request(run, ask, found.found))
         stderr(f"requests: {args.requests}")
     return found
+
+
+def ask_of(args: argparse.Namespace, run: Run) -> Ask:
+    """What ``run`` is billed by, of the flags of ``flags.priced``.
+
+    Raises:
+        UsageError: as :func:`offers_of`, or watts that cannot be.
+    """
+    machine = the_machine(run)
+    return Ask(offers_of(args, machine.name if machine else None), args.devices, parse_model(args.power_model))
 
 
 def _page(found: deciding.Billed, path: Path) -> None:

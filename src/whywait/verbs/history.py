@@ -12,20 +12,17 @@ from whywait import listing
 from whywait.core.secrets import clean
 from whywait.errors import EXIT_OK, UsageError
 from whywait.report import history as report
-from whywait.report import history_html
 from whywait.session import stderr
 from whywait.verbs import measure
 from whywait.verbs.gated import write_page
 
 
 def history(args: argparse.Namespace) -> int:
-    if args.last is not None and args.last < 1:
-        raise UsageError("--last must be 1 or more")
     measure._writable(args.html)
-    choice = listing.Choice(args.figure, args.at or "", args.model or "", args.engine or "", args.last)
-    found = listing.history(Path(args.directory), choice)
+    seen = listed(args)
+    found = seen.found
     if args.html:
-        write_page(Path(args.html), history_html.render(found), "the runs are")
+        write_page(Path(args.html), seen.html(), "the runs are")
         stderr(f"report: {args.html}")
     if args.csv and args.csv != "-":
         _csv(Path(args.csv), found)
@@ -36,6 +33,18 @@ def history(args: argparse.Namespace) -> int:
     else:
         report.print_history(found)
     return EXIT_OK
+
+
+def listed(args: argparse.Namespace) -> listing.Listed:
+    """The runs that the flags choose.
+
+    Raises:
+        UsageError: no such folder or figure, or a number that cannot be.
+    """
+    if args.last is not None and args.last < 1:
+        raise UsageError("--last must be 1 or more")
+    choice = listing.Choice(args.figure, args.at or "", args.model or "", args.engine or "", args.last)
+    return listing.Listed(listing.history(Path(args.directory), choice))
 
 
 def _csv(path: Path, found: dict[str, object]) -> None:

@@ -36,6 +36,7 @@ def imported(args: argparse.Namespace) -> importing.Imported:
         raise UsageError(f"{out} holds something already", "give a new folder")
     on = (args.machine, args.devices or 1) if args.machine else None
     more = importing.given(args.engine, args.model, on, args.slots, measure.slo(args.slo))
+    more.chunks = args.chunks
     more.command = ["import", *args.files, "--out", args.out]
     found = importing.import_results(args.files, out, args.format, more)
     for tool in found.result.run.manifest.client["imported"]["tools"]:

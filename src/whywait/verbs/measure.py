@@ -20,7 +20,7 @@ from whywait.lab.settings import Settings
 from whywait.lab.state import Engine
 from whywait.load.recipe import mean_rate, schedule_of
 from whywait.net.reach import Reach, parse_header
-from whywait.report import bench, knee, live, probe, text
+from whywait.report import bench, live, told
 from whywait.session import stderr
 from whywait.units import NS_PER_MS, NS_PER_S, parse_duration
 from whywait.verbs import reading
@@ -33,6 +33,9 @@ DIAGNOSE_LENGTHS = {"embedded": ("64", "32"), "other": ("256", "64")}
 MOST_ROWS = 5_000_000
 
 INVALID_HINT = "free a core for the client, or use more processes; the run is kept, and its sends are in its tables"
+
+#: Flags of ``flags.priced``, by where argparse puts them.
+PRICED = ("price", "price_per_hour", "owned", "currency", "price_date", "devices", "power_model")
 
 #: Body fields that are the measurement's own, and the flag for each.
 OWN_FIELDS = {"model": "--model", "stream": "--no-stream", "messages": "--workload", "prompt": "--workload",
@@ -113,6 +116,10 @@ def show(args: argparse.Namespace) -> int:
     of_many = [n for n in ("trial", "quality", "plan", "vary") if (Path(args.run_dir) / f"{n}.json").exists()]
     if as_bench(args) and of_many:
         raise UsageError("--format bench is for one run", f"whywait show of a run inside {args.run_dir}")
+    given = [f"--{name.replace('_', '-')}" for name in PRICED if getattr(args, name) is not None]
+    if given and (of_many or not args.html):
+        what = f"{args.run_dir} is no single run" if of_many else "the text of show has no cost"
+        raise UsageError(f"{given[0]}: {what}", "add --html FILE for the report of a run; or whywait bill RUN")
     if (Path(args.run_dir) / "trial.json").exists():
         from whywait.verbs import ab
 
@@ -133,7 +140,9 @@ def show(args: argparse.Namespace) -> int:
     _writable(args.html)
     result = app.show(args.run_dir)
     if args.html:
-        app.write_report(result, Path(args.html))
+        from whywait.verbs.bill import ask_of
+
+        app.write_report(result, Path(args.html), ask_of(args, result.run))
         stderr(f"report: {args.html}")
     return _finish(args, result, gates, judged_only=True)
 
@@ -327,12 +336,8 @@ def tell(args: argparse.Namespace, result: app.Result) -> None:
     elif args.json:
         json.dump({**result.summary, "run": str(result.directory)}, sys.stdout, indent=2, allow_nan=False)
         print()
-    elif "find" in result.summary:
-        knee.print_find(result.summary, str(result.directory))
-    elif "probe" in result.summary:
-        probe.print_probe(result.summary, str(result.directory))
     else:
-        text.print_result(result.summary, result.verdicts, str(result.directory))
+        told.print_told(result.summary, result.verdicts, str(result.directory))
 
 
 def as_bench(args: argparse.Namespace) -> bool:

@@ -16,6 +16,13 @@ from whywait.verbs import measure
 def resume(args: argparse.Namespace) -> int:
     gates = parse_gates(args.fail_if)
     measure.as_bench(args)
+    result = resumed(args, live.watcher())
+    live.done()
+    return measure._finish(args, result, gates)
+
+
+def resumed(args: argparse.Namespace, watch: app.Watch | None = None) -> app.Result:
+    """The journey by its flags, nothing printed of what it found."""
     if (Path(args.run_dir) / "trial.json").exists():
         raise UsageError(f"{args.run_dir} is a paired trial", "the same whywait ab command goes on with it")
     options = dataclasses.replace(
@@ -29,6 +36,4 @@ def resume(args: argparse.Namespace) -> int:
     )
     if args.url:
         options = dataclasses.replace(options, url=args.url)
-    result = app.resume(args.run_dir, options, args.anyway, watch=live.watcher())
-    live.done()
-    return measure._finish(args, result, gates)
+    return app.resume(args.run_dir, options, args.anyway, watch=watch)

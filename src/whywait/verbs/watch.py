@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich import live as rich_live
@@ -45,6 +46,23 @@ def watch(args: argparse.Namespace) -> int:
     if args.strict and not any(v.state == "holds" for v in result.verdicts):
         return EXIT_UNDECIDED
     return EXIT_OK
+
+
+def watched(args: argparse.Namespace, each: Callable[[app.Result], object]) -> app.Result:
+    """The journey by its flags, nothing printed: the kept run, else the last window.
+
+    Raises:
+        KeyboardInterrupt: it was ended before a window was whole.
+    """
+    reading.engine_file(args)
+    options, last = _options(args), None
+    with observing.Watcher(options) as watcher:
+        for last in watcher.windows(options.window_s):
+            each(last)
+        kept = watcher.finish()
+    if last is None:
+        raise KeyboardInterrupt
+    return kept or last
 
 
 def _live(watcher: observing.Watcher, options: observing.Watch) -> app.Result | None:
