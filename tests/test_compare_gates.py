@@ -47,6 +47,8 @@ def states(a: Any, b: Any, *texts: str, **more: Any) -> list[str]:
         ("ttft_ms.p95>+20ms", "ttft_ms.p95", "difference", ">", 20),
         ("e2e_ms.mean>=+1.5s", "e2e_ms.mean", "difference", ">=", 1500),
         ("ttft_ms.p95>+20", "ttft_ms.p95", "difference", ">", 20),
+        ("ttft_ms.p95>+20us", "ttft_ms.p95", "difference", ">", 0.02),
+        ("ttft_ms.p95>500us", "ttft_ms.p95", "level", ">", 0.5),
         ("ttft_ms.p95>10%", "ttft_ms.p95", "ratio", ">", 0.1),
         ("goodput_share<-2pp", "goodput_share", "difference", "<", -0.02),
         ("goodput_share<-0.02", "goodput_share", "difference", "<", -0.02),
@@ -67,8 +69,8 @@ def test_conditions_are_read(text, figure, kind, op, limit):
 @pytest.mark.parametrize(
     "text",
     ["", "goodput", "goodput<", "<-5%", "goodput<-5%%", "goodput=-5%", "goodput<--5%", "goodput<nan", "goodput<inf%",
-     "goodput<-5kg", "goodput<-20ms", "ttft_ms.p95>+2pp", "ttft_ms.p42>5", "speed<5%", "ttft_ms>5", "better",
-     "goodput<-5% or worse", "goodput<1e999%", "goodput<-.%"],
+     "goodput_share<-5%", "goodput<-5kg", "goodput<-20ms", "ttft_ms.p95>+2pp", "ttft_ms.p42>5", "speed<5%",
+     "ttft_ms>5", "better", "goodput<-5% or worse", "goodput<1e999%", "goodput<-.%"],
 )  # fmt: skip
 def test_what_is_no_condition_is_named(text):
     with pytest.raises(UsageError) as caught:
@@ -111,16 +113,18 @@ def test_a_ratio_as_a_difference_is_of_what_a_has():
         (g,) = change_gates.judge(parse([text]), [(Known(c), [])], 1)
         assert g["state"] == state, text
         assert g["value"] == pytest.approx(60)
-    c = dataclasses.replace(c, name="failed_share", scale=DIFFERENCE, a=0.0, b=0.2, value=0.2)
-    (g,) = change_gates.judge(parse(["failed_share>10%"]), [(Known(c), [])], 1)
-    assert (g["state"], g["why"].split(":")[0]) == (UNDECIDED, "failed_share")  # of nothing there is no share
+    c = dataclasses.replace(c, name="phases.queue", scale=DIFFERENCE, a=0.0, b=0.2, value=0.2, se=0.1)
+    (g,) = change_gates.judge(parse(["phases.queue>10%"]), [(Known(c), [])], 1)
+    assert (g["state"], g["why"].split(":")[0]) == (UNDECIDED, "phases.queue")  # of nothing there is no share
 
 
 def test_all_three_states_on_runs_whose_truth_is_known():
     a, b = noisy(STEADY, 1), noisy(STEADY, 2, 0.2)
     found = states(a, b, "tpot_ms.p50>+10%", "tpot_ms.p50>+40%", "tpot_ms.p50>+20%", "worse", "tpot_ms.p50>1")
     assert found == [FAILS, PASSES, UNDECIDED, FAILS, FAILS]
-    assert states(a, noisy(STEADY, 3), "worse", "tpot_ms.p50>+10%") == [PASSES, PASSES]
+    c = noisy(STEADY, 3)
+    assert states(a, c, "worse", "tpot_ms.p50>+10%") == [UNDECIDED, PASSES]  # ten pieces bound requests/s by 12 %
+    assert states(a, c, "worse", metrics=("tpot_ms.p50", "ttft_ms.p95", "output_tokens_per_s")) == [PASSES]
 
 
 def test_more_gates_share_the_error():

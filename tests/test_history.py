@@ -96,6 +96,49 @@ def test_whatever_is_broken_is_listed_and_the_others_stay(file, text, folder):
     assert call("history", str(folder)) == 0
 
 
+def test_a_run_of_before_the_slo_was_kept_is_read(folder):
+    kept_summary = folder / "c-third" / "summary.json"
+    raw = json.loads(kept_summary.read_text())
+    del raw["slo"]
+    kept_summary.write_text(json.dumps(raw))
+    r = history(folder)
+    assert (r["broken"], r["runs"][-1]["name"]) == ([], "c-third")
+    assert r["runs"][-1]["value"] > 0
+
+
+def test_no_number_and_no_date_stop_the_list(folder, capsys):
+    """JSON of Python has NaN and Infinity; what has them is named, and what is printed has none."""
+    kept_summary = folder / "c-third" / "summary.json"
+    kept_summary.write_text(kept_summary.read_text().replace('"p50": ', '"p50": NaN, "was": ', 1))
+    manifest = json.loads((folder / "a-second" / "manifest.json").read_text())
+    (folder / "a-second" / "manifest.json").write_text(json.dumps({**manifest, "zero_unix_ns": 10**40}))
+    facts = {"engine": {"name": float("nan"), "model": float("inf")}}
+    kept(folder, "odd", day=3)
+    manifest = json.loads((folder / "odd" / "manifest.json").read_text())
+    (folder / "odd" / "manifest.json").write_text(json.dumps({**manifest, **facts}))
+    assert call("history", str(folder), "--json") == 0
+    r = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [x["name"] for x in r["runs"]] == ["deep/b-first", "odd"]
+    assert [b["name"] for b in r["broken"]] == ["a-second", "c-third"]
+    assert "first_byte_ms.p50 is nan, not a number" in r["broken"][1]["why"]
+    assert call("history", str(folder)) == 0
+    assert call("history", str(folder), "--csv", "-") == 0
+
+
+def test_the_plotted_point_is_the_knee_or_that_of_most_load(folder):
+    """A ladder without a knee: the point of most load, whatever its place; a labelled one stands aside."""
+    path = folder / "c-third" / "summary.json"
+    raw = json.loads(path.read_text())
+    one = raw["points"][0]
+    loads = [(4, None), (16, None), (8, None), (64, "warm")]
+    raw["points"] = [{**one, "point": i, "target": n, "label": label, "output_tokens_per_s": n * 10.0}
+                     for i, (n, label) in enumerate(loads)]  # fmt: skip
+    for knee, at in ((None, 16), (2, 8), (0, 4)):
+        path.write_text(json.dumps({**raw, "knee": knee}))
+        run = history(folder)["runs"][-1]
+        assert (run["at"], run["value"]) == (f"concurrency {at}", at * 10.0)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_folder_that_cannot_be_read_does_not_stop_the_list(folder):
     (folder / "c-third" / "manifest.json").chmod(0)

@@ -25,8 +25,11 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_no_worse_passes(baseline):
-    result = testing.assert_no_worse(noisy(STEADY, 2), baseline, ["tpot_ms.p50>+10%", "worse"])
+    gates, figures = ["tpot_ms.p50>+10%", "worse"], ("tpot_ms.p50", "ttft_ms.p50")
+    result = testing.assert_no_worse(noisy(STEADY, 2), baseline, gates, metrics=figures)
     assert result["state"] == "passes"
+    with pytest.warns(testing.UndecidedWarning, match="not known well enough: .*requests/s"):
+        testing.assert_no_worse(noisy(STEADY, 2), baseline, gates)  # of all figures, one may be worse
 
 
 def test_what_is_worse_is_an_assertion_that_says_why(baseline):

@@ -178,7 +178,7 @@ def _of_file(path: Path, name: str) -> Digest:
         known = path.name == "summary.json" and beside.exists()
         manifest = manifest_of(json.loads(beside.read_text(encoding="utf-8")), str(beside)) if known else None
         return digest.of_summary(raw, name, manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         what = f"{type(exc).__name__}: {exc}"
         raise UsageError(f"{path} is neither a summary.json nor a baseline ({what[:200]})",
                          "a run's folder, its summary.json, or a baseline of --save-baseline") from None  # fmt: skip
@@ -219,7 +219,7 @@ def _points(a: Digest, b: Digest, o: Options) -> _Judged:
         if not pairs:
             known = ", ".join(p.load for p in b.points)
             raise UsageError(f"--at: {', '.join(o.at)} is not in both", f"{b.name} has: {known}")
-    why = "" if _same_schedule(a, b) else "not the same workload and seed"
+    why = _why_apart(a, b)
     slo = bool(b.facts.get("slo") or b.facts.get("slo_of_classes"))
     out = []
     for i, j in pairs:
@@ -232,12 +232,14 @@ def _points(a: Digest, b: Digest, o: Options) -> _Judged:
     return out, (only_a, only_b)
 
 
-def _same_schedule(a: Digest, b: Digest) -> bool:
-    """As far as the facts tell; the requests themselves have the last word (``against.pairing``)."""
+def _why_apart(a: Digest, b: Digest) -> str:
+    """Why they did not send the same schedule, '' where the facts say that they did; the requests themselves have the
+    last word (``pairing``). Lengths that happen to be the same are no evidence where nobody tells what was asked."""
     if a.facts.get("workload") is None or b.facts.get("workload") is None:
-        return a.facts.get("workload") is b.facts.get("workload")
+        return "the workload is not told by both"
     unlike = [u for u in alike.unlike(a, b) if u.kind == "workload"]
-    return not unlike and a.facts.get("seed") == b.facts.get("seed")
+    same = not unlike and a.facts.get("seed") == b.facts.get("seed")
+    return "" if same else "not the same workload and seed"
 
 
 def _told(a: Digest, b: Digest, judged: _Judged, how: tuple[Options, int]) -> dict[str, Any]:
@@ -292,6 +294,10 @@ def _doubts(a: Digest, bs: Sequence[Digest], o: Options) -> list[dict[str, str]]
             out.append({"what": f"{who} is simulated", "why": "the model's own error is not in the intervals",
                         "next": "whywait what-if says how far it is off"})  # fmt: skip
     for d in bs:
+        if several := alike.several(a, d):
+            out.append({"what": f"several load points of one name in A or {d.name}",
+                        "why": f"{', '.join(several)}: compared in their order, the first with the first",
+                        "next": "keep them in runs of their own"})  # fmt: skip
         if told := alike.untold(a, d):
             out.append({"what": f"A and {d.name} may not be alike", "why": f"not told by both: {', '.join(told)}",
                         "next": "give the folders of the runs"})  # fmt: skip

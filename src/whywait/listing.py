@@ -83,7 +83,8 @@ def history(directory: Path, choice: Choice | None = None) -> dict[str, Any]:
     for path in _folders(directory):
         try:
             runs.append(_of(path, directory))
-        except (WhywaitError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        except (WhywaitError, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError,
+                RecursionError) as exc:  # fmt: skip
             text = exc.message if isinstance(exc, WhywaitError) else f"damaged: {type(exc).__name__}: {exc}"
             broken.append({"name": _name(path, directory), "path": str(path), "why": text[:300]})
     runs = [r for r in runs if choice.model in ("", r["model"]) and choice.engine in ("", r["engine"])]
@@ -135,8 +136,9 @@ def _told(path: Path, top: Path, m: Manifest, summary: Mapping[str, Any]) -> dic
               for i, p in enumerate(digest.of_summary(summary, "").points)]  # fmt: skip
     return {
         **_blank(path, top), "state": state, "why": m.partial_reason if m.partial else "; ".join(map(str, invalid)),
-        "date": day_of(m.zero_unix_ns), "made_by": m.made_by, "engine": m.engine.get("name"),
-        "model": m.engine.get("model"), "machine": _machine(m.machine), "definitions": m.definitions, "points": points,
+        "date": day_of(m.zero_unix_ns), "made_by": m.made_by, "engine": _text(m.engine.get("name")),
+        "model": _text(m.engine.get("model")), "machine": _machine(m.machine), "definitions": _text(m.definitions),
+        "points": points,
         "verdict": str(summary.get("headline") or "") or _verdict(summary),
     }  # fmt: skip
 
@@ -168,6 +170,10 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is not an object")
     return found
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _machine(machine: Mapping[str, Any]) -> str | None:

@@ -52,7 +52,8 @@ def assert_no_worse(
     Args:
         run: what was measured: a folder, a summary.json, ``app.Result`` or ``Run``.
         baseline: the same, or a file of :func:`save_baseline`.
-        fail_if: such as ``goodput<-5%``, ``ttft_ms.p95>+20ms``; ``worse`` any figure that surely became worse by 5 %.
+        fail_if: such as ``goodput<-5%``, ``ttft_ms.p95>+20ms``; ``worse`` any figure that surely became worse by 5 %
+            (undecided while one may be; ``metrics=("tpot_ms.p50",)`` claims fewer).
         strict: what is undecided fails too; else it is an :class:`UndecidedWarning`.
         allow: kinds of difference to compare in spite of: workload, model, slo, load, definitions.
         options: further fields of ``comparing.Options``, such as ``threshold`` or ``at``.

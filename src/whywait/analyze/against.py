@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from whywait.analyze.compare import CAUSE, DEVICE, DIFFERENCE, HIGHER, LOWER, NEITHER, PHASE, RATIO, Metric, metric_of
-from whywait.analyze.digest import AT, COST, ENERGY, PER_TIME, SPREAD, TIMED, Point
+from whywait.analyze.digest import AT, COST, ENERGY, PER_TIME, SPREAD, TIMED, Point, told
+from whywait.analyze.pairing import pairing
 from whywait.analyze.stats import QUANTILES, order_ranks
 from whywait.analyze.student import quantile, two_sided
 from whywait.core.table import Array
@@ -31,7 +32,6 @@ LEAST_BLOCKS, MOST_BLOCKS = 8, 12  # fewer say little of how they differ; more w
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks that is reckoned with
 LEAST_DF = 2.0
 LEAST_PIECES = 4  # of a window
-LEAST_MATCHED = 0.9  # of the requests that both got to: fewer are another schedule
 RESOLUTION = 1e-3  # of a figure: two runs are not told apart better than this
 Z975 = 1.959963985
 _TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end to end", "ttfa_ms": "TTFA",
@@ -43,7 +43,8 @@ _SHARES = {"goodput_share": ("good", "due"), "failed_share": ("ok", "tried")}
 class Change:
     """What B does to one figure. ``value`` and ``se`` are on ``scale`` (ln of the ratio, or the difference); ``se`` is
     None where nothing is known of it, with ``why``; ``df`` its degrees of freedom. ``how`` names the method, ``n``
-    counts the requests (pairs, or the lesser side) or pieces."""
+    counts the requests (pairs, or the lesser side) or pieces. Of what is paired ``a`` and ``b`` are those of the pairs,
+    so that ``value`` is what lies between them."""
 
     name: str
     metric: Metric
@@ -90,28 +91,6 @@ def figure_of(name: str) -> Metric:
     return m._replace(scale=DIFFERENCE) if name.startswith((PHASE, CAUSE)) else m
 
 
-def pairing(a: Point, b: Point) -> tuple[Array, Array, str]:
-    """Rows of A and of B that are the same request of the same schedule, in its order; else why there are none."""
-    none = np.zeros(0, dtype=np.int64)
-    if a.rows is None or b.rows is None:
-        return none, none, "a summary alone has no requests"
-    if not len(a.rows["rank"]) or not len(b.rows["rank"]):
-        return none, none, "a side has no request"
-    _, i, j = np.intersect1d(a.rows["rank"], b.rows["rank"], return_indices=True)
-    if np.isnan(a.rows["asked_out"]).all() and np.isnan(a.rows["asked_in"]).all():
-        return none, none, "what was asked for is not known"
-    kinds = [np.array([*p.classes, ""], dtype=object)[p.rows["klass"]] for p in (a, b) if p.rows is not None]
-    same = kinds[0][i] == kinds[1][j]
-    for name in ("asked_in", "asked_out"):
-        x, y = a.rows[name][i], b.rows[name][j]
-        same &= (x == y) | (np.isnan(x) & np.isnan(y))
-    both = min(a.rows["rank"].max(), b.rows["rank"].max())  # one may have got further in the schedule than the other
-    within = min(int((p["rank"] <= both).sum()) for p in (a.rows, b.rows))
-    if not len(i) or same.mean() < LEAST_MATCHED or len(i) < LEAST_MATCHED * within:
-        return none, none, "the requests are not the same (lengths or classes differ)"
-    return i[same], j[same], ""
-
-
 class Comparison:
     """Both points, and which rows pair up: none where ``why`` says that they must not. ``run_noise`` is the standard
     deviation, as a share, that a figure is taken to have from run to run where no repeats tell it."""
@@ -133,7 +112,7 @@ class Comparison:
             KeyError: there is no such figure.
         """
         metric = figure_of(name)
-        values = self.a.figures.get(name), self.b.figures.get(name)
+        values = told(self.a, name), told(self.b, name)
         found = self._over_runs(self._change(name, metric, values))
         if not self.run_noise or found.se is None or self.a.repeats.get(name):
             return found
@@ -154,12 +133,31 @@ class Comparison:
             return self._of_requests(name, metric, base, q)
         if name in _SHARES and rows:
             return self._of_shares(name, metric, values)
-        if name.startswith((PHASE, CAUSE)) and rows and not self._derived(name):
-            return self._of_requests(name, metric, name, "mean", everyone=True)
+        if name.startswith((PHASE, CAUSE)):
+            if why := self._why_unknown(name, values):
+                return _unknown(name, metric, values if None in values else (None, None), why)
+            if rows and not self._derived(name) and not self._modelled(name):
+                return self._of_requests(name, metric, name, "mean", everyone=True)
         x, y = ((p.pieces or {}).get(name) for p in (self.a, self.b))
         if x is not None and y is not None:
             return self._of_pieces(name, metric, (x, y), values)
         return self._of_bounds(name, metric, values)
+
+    def _why_unknown(self, name: str, values: tuple[float | None, float | None]) -> str:
+        """Why a wait cannot be compared, '' where it can: the rows hold 0 where a phase is not known at all."""
+        if self._modelled(name):
+            values = self.a.figures.get(name), self.b.figures.get(name)
+        if None in values:
+            return "not known" if values[0] is values[1] else "known of one side only"
+        known = [{n for n, v in p.figures.items() if n.startswith(PHASE) and v is not None} for p in (self.a, self.b)]
+        if name == PHASE + "unknown" and known[0] != known[1]:
+            return "not the same phases are told apart"
+        return ""
+
+    def _modelled(self, name: str) -> bool:
+        """That a cause is named by the model of a step, of the point as a whole, and in no request."""
+        named = any(p.figures.get(name) is not None for p in (self.a, self.b))
+        return name.startswith(CAUSE) and named and not any(name in (p.rows or {}) for p in (self.a, self.b))
 
     def _derived(self, name: str) -> bool:
         """That a phase is known of the point as a whole only: then so is what is left unexplained."""
@@ -185,15 +183,13 @@ class Comparison:
         n = min(map(len, sides))
         if not n:
             return _unknown(name, metric, (None, None), "no request ended well with what it takes")
-        at = [usual(v, None) for v in (x[keep[0]], y[keep[1]])]  # what is shown is of all of them
-        value_a, value_b = float(at[0][0]), float(at[1][0])
+        value_a, value_b = (float(usual(v, None)[0]) for v in sides)
         scale = _scale(metric, value_a, value_b)
         why = "" if q == "mean" else _too_few(n, QUANTILES[q])
         blocks = self._blocks(n)
         if not why and blocks < LEAST_BLOCKS:
             why = f"only {n} requests"
-        own = [usual(v, None)[0] for v in sides]
-        mid = _effect(scale, own[0], own[1])
+        mid = _effect(scale, value_a, value_b)
         if why or not math.isfinite(mid):
             return replace(_unknown(name, metric, (value_a, value_b), why or "one side is nothing"), n=n)
         more = self._alike(sides, q, blocks)
@@ -237,7 +233,7 @@ class Comparison:
         sides, error = [], 0.0
         for p in (self.a, self.b):
             rows = p.rows or {}
-            counted = rows["due"] if of == "due" else rows["due"] & np.isfinite(rows["begin_s"])
+            counted = rows.get(of, rows["due"] & np.isfinite(rows["begin_s"]))  # a baseline of old has no "tried"
             x = rows[yes][counted].astype(np.float64)
             sides.append(1 - x if name == "failed_share" else x)
         n = min(map(len, sides))
@@ -297,16 +293,18 @@ class Comparison:
         return Change(name, metric, a, b, scale, mid, se, math.inf, "the intervals of the summaries", 0)
 
     def _over_runs(self, c: Change) -> Change:
-        """With what differs from run to run of A, where more than one was given: the value is against their mean."""
+        """With what differs from run to run of A, where more than one was given: the value is against their mean. Where
+        requests were paired A is moved by what its mean is off its first run, of which the pairs are."""
         runs = self.a.repeats.get(c.name, ())
         if len(runs) < 2 or c.b is None or c.a is None:
             return c
-        if c.scale == RATIO and not (min(runs) > 0 and c.b > 0):
+        if c.scale == RATIO and not (min(runs) > 0 and c.a > 0 and c.b > 0):
             return c  # of what was nothing in some run there is no ratio
         x = np.log(runs) if c.scale == RATIO else np.array(runs)
         k = len(runs)
         spread = math.sqrt(_variance(x) * (1 + 1 / k))
-        usual = float(np.exp(x.mean())) if c.scale == RATIO else float(x.mean())
+        off = float(x.mean() - x[0])
+        usual = c.a * math.exp(off) if c.scale == RATIO else c.a + off
         value = _effect(c.scale, usual, c.b)
         # What differs from run to run holds what differs within one; by chance it may come out too small.
         own = c.se or 0.0
@@ -381,4 +379,4 @@ def _unknown(name: str, metric: Metric, values: tuple[float | None, float | None
     return Change(name, metric, *values, metric.scale, None, None, 1.0, "", 0, why)
 
 
-__all__ = ["HIGHER", "LOWER", "PER_TIME", "Change", "Comparison", "figure_of", "pairing"]
+__all__ = ["HIGHER", "LOWER", "PER_TIME", "Change", "Comparison", "figure_of"]

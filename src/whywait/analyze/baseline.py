@@ -11,16 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.digest import Digest, Point, thinned
+from whywait.analyze.digest import Digest, Point, as_read, thinned
 from whywait.core.table import Array
 from whywait.errors import UsageError
 
 KIND, VERSION = "whywait baseline", 1
 KEPT_ROWS = 1000
 _WHOLE = ("rank", "klass")
-_BOOLS = ("ok", "good", "due", "inside")
-_NEEDED = (*_WHOLE, *_BOOLS, "asked_in", "asked_out", "begin_s", "ttft_ms", "tpot_ms", "e2e_ms")
+_BOOLS = ("ok", "good", "due", "tried", "inside")
+_NEEDED = (*_WHOLE, "ok", "good", "due", "inside", "asked_in", "asked_out", "begin_s", "ttft_ms", "tpot_ms", "e2e_ms")
 _DROPPED = ("engine", "machine")  # of facts: kept, but without what is different in every process
+_LISTS = ("invalid", "disturbed", "command")
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("made_by", "date", "model", "whywait_version", "partial", "definitions"), str),
+    **dict.fromkeys(("engine", "machine", "asked", "workload", "slo_of_classes"), dict), **dict.fromkeys(_LISTS, list),
+}  # fmt: skip
 _PASSING = ("pid", "port", "url", "host", "hostname", "log")
 
 
@@ -44,12 +49,28 @@ def from_json(raw: Mapping[str, Any], where: str) -> Digest:
             f"{where} is a baseline of version {version!r}, this whywait reads {VERSION}", "upgrade whywait"
         )
     try:
-        facts = dict(raw["facts"])
-        facts["slo"] = {str(k): float(v) for k, v in facts["slo"].items()}
+        facts = _facts(raw["facts"])
         return Digest(str(raw["name"]), "baseline", facts, tuple(map(_point, raw["points"])), int(raw["runs"]))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as exc:
         what = f"{type(exc).__name__}: {exc}"
         raise UsageError(f"{where} is damaged ({what[:200]})", "restore it, or make it anew from a run") from None
+
+
+def _facts(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a comparison reads are what it takes them for; the others are only shown.
+
+    Raises:
+        TypeError, ValueError: one is something else.
+    """
+    facts: dict[str, Any] = as_read(dict(raw))
+    facts["slo"] = {str(k): _number(v) for k, v in dict(facts["slo"]).items()}
+    for key, kind in _KINDS.items():
+        if not isinstance(facts.get(key), (kind, type(None))):
+            raise TypeError(f"facts: {key} is no {kind.__name__}")
+    for key in _LISTS:
+        if not all(isinstance(v, str) for v in facts.get(key) or ()):
+            raise TypeError(f"facts: {key} is not a list of texts")
+    return facts
 
 
 def _point_json(p: Point) -> dict[str, Any]:

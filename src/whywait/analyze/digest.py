@@ -10,8 +10,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from whywait.analyze.occupancy import CATEGORIES, device_account
 from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
 from whywait.analyze.stats import QUANTILES
 from whywait.analyze.window import Window, starts_inside, token_bins, window_of
+from whywait.core.columns import OUTCOMES
 from whywait.core.run import Manifest, Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S, load_name
@@ -35,6 +38,7 @@ TIMED = ("ttft_ms", "tpot_ms", "e2e_ms")  # per request
 SPREAD = (*TIMED, "ttfa_ms", "first_byte_ms", "itl_ms", "chunk_gap_ms")  # told by quantiles
 AT = (*QUANTILES, "mean")
 ENERGY, COST = "energy_j_per_good_request", "cost_per_good_request"
+UNTRIED = ("never_sent", "censored", "cancelled")  # outcomes that are no failure of the service
 PER_TIME = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "effective_tokens_per_s")
 
 
@@ -42,9 +46,9 @@ PER_TIME = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "
 class Point:
     """One load point. ``rows`` are columns of equal length, in the order of the schedule: ``rank`` (place in the
     schedule), ``asked_in, asked_out`` (tokens), ``klass`` (index into ``classes``), ``begin_s``, bools ``ok, good, due,
-    inside`` (began in the window), ``ttft_ms, tpot_ms, e2e_ms`` (NaN unknown), and ms in a phase or cause by name.
-    ``pieces`` holds rates per second and device shares of ``PIECES`` equal pieces of the window. ``repeats`` are values
-    of a figure in further runs of the same."""
+    tried`` (not one of ``UNTRIED``), ``inside`` (began in the window), ``ttft_ms, tpot_ms, e2e_ms`` (NaN unknown), and
+    ms in a phase or cause by name (0 where it is not known: see ``told``). ``pieces`` holds rates per second and device
+    shares of ``PIECES`` equal pieces of the window. ``repeats`` are values of a figure in further runs of the same."""
 
     mode: str
     target: float | None
@@ -82,6 +86,25 @@ class Digest:
     points: tuple[Point, ...]
     runs: int = 1
 
+    @property
+    def places(self) -> list[tuple[Any, int]]:
+        """Of every load point its key and, of those of one key, how many were before it."""
+        keys = [p.key for p in self.points]
+        return [(k, keys[:i].count(k)) for i, k in enumerate(keys)]
+
+
+def told(p: Point, name: str) -> float | None:
+    """A figure of one side; None unknown. A cause that is not named took no time where its phase is known request by
+    request and mostly told apart; else it may have taken any part of it."""
+    value = p.figures.get(name)
+    if not name.startswith(compare.CAUSE):
+        return value
+    phase = name.split(".")[1]
+    whole = p.figures.get(compare.PHASE + phase)
+    if whole is None or (p.figures.get(compare.UNTOLD + phase) or 0.0) > whole / 2:
+        return None
+    return 0.0 if value is None and p.rows is not None and phase not in p.derived else value
+
 
 def digest(run: Run, summary: Mapping[str, Any], name: str, ask: Ask | None = None) -> Digest:
     """Of a Run and its summary; ``ask`` prices it (see ``bill``)."""
@@ -89,8 +112,12 @@ def digest(run: Run, summary: Mapping[str, Any], name: str, ask: Ask | None = No
     acc = account(run)
     priced = {p["point"]: p for p in bill(run, ask)["points"]}
     points = [_point(run, p, acc, priced.get(p["point"])) for p in summary["points"]]
-    facts = json.loads(json.dumps(_facts(m, summary), default=str))  # as a file would give them back
-    return Digest(name, "run", facts, tuple(points))
+    return Digest(name, "run", as_read(_facts(m, summary)), tuple(points))
+
+
+def as_read(facts: Any) -> Any:
+    """As a file would give it back; what is no finite number is null."""
+    return json.loads(json.dumps(facts, default=str), parse_constant=lambda _: None)
 
 
 def _facts(m: Manifest, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +125,8 @@ def _facts(m: Manifest, summary: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "made_by": m.made_by, "definitions": m.definitions, "schema_version": m.schema_version,
         "whywait_version": m.whywait_version, "date": day_of(m.zero_unix_ns), "model": m.engine.get("model"),
-        "workload": m.workload or None, "seed": m.workload.get("seed", m.seed), "slo": dict(m.slo),
+        "workload": m.workload or None, "slo": dict(m.slo),
+        "seed": m.workload.get("seed", None if m.made_by == "imported" else m.seed),
         "slo_of_classes": summary.get("slo_of_classes") or {},
         "engine": {k: v for k, v in m.engine.items() if k not in ("model", "model_shape")},
         "machine": {k: v for k, v in m.machine.items() if k not in ("engine_rates", "engine_is_local")},
@@ -112,24 +140,25 @@ def of_summary(summary: Mapping[str, Any], name: str, manifest: Manifest | None 
     """Of a ``summary.json`` without its tables, and the manifest where that is beside it.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is not what ``analyze.summary`` makes.
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: it is not what ``analyze.summary`` makes.
     """
     known = ("made_by", "definitions", "schema_version", "whywait_version", "slo", "slo_of_classes", "described")
     facts = {k: summary.get(k) for k in known}
-    facts |= {"slo": dict(summary["slo"]), "partial": "cut short" if summary.get("partial") else ""}
+    facts |= {"slo": dict(summary.get("slo") or {}), "partial": "cut short" if summary.get("partial") else ""}
     facts |= {"invalid": list(summary.get("invalid") or ()), "model": None, "workload": None, "seed": None}
     if manifest is not None:
         facts = _facts(manifest, summary)
     points = [_bare(p) for p in summary["points"]]
-    return Digest(name, "summary", json.loads(json.dumps(facts, default=str)), tuple(points))
+    return Digest(name, "summary", as_read(facts), tuple(points))
 
 
 def with_repeats(first: Digest, others: Sequence[Digest]) -> Digest:
     """``first`` with the figures of further runs of the same, so that what differs between runs is known. A load point
     that one of them lacks has no repeats."""
     points = []
-    for p in first.points:
-        same = [q for d in others for q in d.points if q.key == p.key]
+    at = [dict(zip(d.places, d.points, strict=True)) for d in others]
+    for place, p in zip(first.places, first.points, strict=True):
+        same = [points_of[place] for points_of in at if place in points_of]
         found: dict[str, tuple[float, ...]] = {}
         if len(same) == len(others):
             for name in p.figures:
@@ -166,28 +195,46 @@ def _point(run: Run, point: Mapping[str, Any], acc: RequestAccount, priced: Mapp
 
 
 def _bare(p: Mapping[str, Any]) -> Point:
-    """What the summary of a point tells by itself."""
+    """What the summary of a point tells by itself.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: it is damaged.
+    """
     figures: dict[str, float | None] = {}
     bounds: dict[str, tuple[float | None, float | None]] = {}
     for name in SPREAD:
-        told = p.get(name) or {}
+        known = p.get(name) or {}
         for q in AT:
-            figures[f"{name}.{q}"] = told.get(q)
-            low, high = (told.get("ci") or {}).get(q) or (None, None)
-            bounds[f"{name}.{q}"] = (low, high)
+            figures[f"{name}.{q}"] = number(known.get(q), f"{name}.{q}")
+            low, high = (known.get("ci") or {}).get(q) or (None, None)
+            bounds[f"{name}.{q}"] = (number(low), number(high))
     figures |= {n: _at(p, n) for n in compare.METRICS if n not in figures}
     low, high = p.get("output_tokens_per_s_ci") or (None, None)
-    bounds["output_tokens_per_s"] = (low, high)
-    figures |= {compare.PHASE + k: v.get("ms") for k, v in (p.get("phases") or {}).items()}
+    bounds["output_tokens_per_s"] = (number(low), number(high))
+    figures |= {compare.PHASE + k: number(v.get("ms"), f"phases.{k}") for k, v in (p.get("phases") or {}).items()}
     shares = (p.get("occupancy") or {}).get("shares") or {}
-    figures |= {compare.DEVICE + k: shares.get(k) for k in CATEGORIES}
-    counts = {k: int(v) for k, v in p["counts"].items()}
-    tried = sum(counts.values()) - sum(counts.get(k, 0) for k in ("never_sent", "censored", "cancelled"))
+    figures |= {compare.DEVICE + k: number(shares.get(k)) for k in CATEGORIES}
+    counts = {k: int(number(v, k) or 0) for k, v in p["counts"].items()}
+    tried = sum(counts.values()) - sum(counts.get(k, 0) for k in UNTRIED)
     figures["failed_share"] = 1 - counts.get("ok", 0) / tried if tried else None
     w = p["window"]
-    seconds = (w["end_ns"] - w["start_ns"]) / NS_PER_S
-    busy = (p.get("in_flight") or {}).get("mean") or 0.0
-    return Point(str(p["mode"]), p["target"], p["label"], seconds, float(busy), figures, bounds, counts)
+    seconds = number((w["end_ns"] - w["start_ns"]) / NS_PER_S) or 0.0
+    busy = number((p.get("in_flight") or {}).get("mean"), "in_flight.mean") or 0.0
+    label = None if p["label"] is None else str(p["label"])
+    return Point(str(p["mode"]), number(p["target"], "target"), label, seconds, busy, figures, bounds, counts)
+
+
+def number(x: Any, what: str = "a figure") -> float | None:
+    """``what`` out of a file; None stays unknown.
+
+    Raises:
+        ValueError: it is no finite number, such as NaN or a text.
+    """
+    if x is None:
+        return None
+    if isinstance(x, bool) or not isinstance(x, Real) or not math.isfinite(x):
+        raise ValueError(f"{what} is {x!r:.40}, not a number")
+    return float(x)
 
 
 def _prices(priced: Mapping[str, Any]) -> list[tuple[str, float | None, float | None, float | None, str]]:
@@ -218,6 +265,7 @@ def _rows(one: Run, c: Content, w: Window, acc: tuple[RequestAccount, Array]) ->
         "ok": lat.ok,
         "good": meets(one, one.manifest.slo, c, lat),
         "due": was_due(one),
+        "tried": ~np.isin(req["outcome"], [OUTCOMES.index(k) for k in UNTRIED]),
         "inside": np.ones(len(req), bool) if w.whole else starts_inside(one, w.start_ns, w.end_ns),
         **{name: getattr(lat, name) for name in TIMED},
     }
@@ -298,7 +346,7 @@ def _at(p: Mapping[str, Any], name: str) -> float | None:
     found: Any = p
     for key in name.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None
-    return None if found is None or isinstance(found, bool) else float(found)
+    return None if isinstance(found, bool) else number(found, name)
 
 
-__all__ = ["AT", "COST", "ENERGY", "PER_TIME", "SPREAD", "TIMED", "Digest", "Point", "digest", "of_summary"]
+__all__ = ["AT", "COST", "ENERGY", "PER_TIME", "SPREAD", "TIMED", "Digest", "Point", "digest", "of_summary", "told"]

@@ -60,15 +60,25 @@ def changed(a: Digest, b: Digest) -> list[Unlike]:
     for key in ("made_by", "whywait_version", "described", "seed"):
         out += _compared("changed", key, a.facts.get(key), b.facts.get(key))
     out += _commands(a.facts.get("command"), b.facts.get("command"))
+    both = _tell_alike(a, b)
     for key in ("engine", "machine", "asked"):
         if a.facts.get(key) is not None and b.facts.get(key) is not None:
-            out += list(_fields("changed", key, a.facts[key], b.facts[key], absent=True))
+            out += list(_fields("changed", key, a.facts[key], b.facts[key], absent=both))
     return out
 
 
+def _tell_alike(a: Digest, b: Digest) -> bool:
+    """That what one tells the other would tell too if it had it: made the same way, not imported, of one engine."""
+    ways, engines = ({str(v) for v in x} for x in (
+        (d.facts.get("made_by") for d in (a, b)), ((d.facts.get("engine") or {}).get("name") for d in (a, b))
+    ))  # fmt: skip
+    return len(ways) == len(engines) == 1 and "imported" not in ways
+
+
 def loads(a: Digest, b: Digest, anyway: bool) -> tuple[list[tuple[int, int]], list[str], list[str]]:
-    """Load points that are the same in both, as indices, and the names of those that only one has. ``anyway`` pairs the
-    one point of each where none is the same.
+    """Load points that are the same in both, as indices, and the names of those that only one has. Of several of one
+    name the first goes with the first, the second with the second. ``anyway`` pairs the one point of each where none is
+    the same.
 
     Raises:
         UsageError: no load point is in both.
@@ -76,8 +86,8 @@ def loads(a: Digest, b: Digest, anyway: bool) -> tuple[list[tuple[int, int]], li
     if not a.points or not b.points:
         side = a if not a.points else b
         raise UsageError(f"{side.name} has no load point: nothing was measured", "choose another run")
-    at = {p.key: i for i, p in enumerate(a.points)}
-    pairs = [(at[q.key], j) for j, q in enumerate(b.points) if q.key in at]
+    at = {place: i for i, place in enumerate(a.places)}
+    pairs = [(at[place], j) for j, place in enumerate(b.places) if place in at]
     if not pairs and anyway and len(a.points) == len(b.points) == 1:
         pairs = [(0, 0)]
     if not pairs:
@@ -88,6 +98,13 @@ def loads(a: Digest, b: Digest, anyway: bool) -> tuple[list[tuple[int, int]], li
     seen_a, seen_b = {i for i, _ in pairs}, {j for _, j in pairs}
     only_a = [p.load for i, p in enumerate(a.points) if i not in seen_a]
     return pairs, only_a, [p.load for j, p in enumerate(b.points) if j not in seen_b]
+
+
+def several(a: Digest, b: Digest) -> list[str]:
+    """Load points that both have and one has more than once, by name."""
+    many = [p.load for d in (a, b) for p, (_, before) in zip(d.points, d.places, strict=True) if before]
+    both = {p.load for p in a.points} & {p.load for p in b.points}
+    return [load for load in dict.fromkeys(many) if load in both]
 
 
 def check(found: Sequence[Unlike], allowed: Sequence[str], name: str) -> None:

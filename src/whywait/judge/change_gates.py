@@ -3,8 +3,9 @@
 ``goodput<-5%`` a relative change; ``ttft_ms.p95>+20ms`` a change in the figure's own unit (a sign makes it a change,
 ``pp`` are points of a share); ``ttft_ms.p95>500`` B's own value, as ``whywait run`` has it; ``worse`` any claimed
 figure that surely became worse by the threshold or more. A gate *fails* where the whole interval of the change lies
-beyond its limit, *passes* where it lies on this side, and is *undecided* otherwise; what is unknown does not pass. The
-intervals of all gates of a comparison share one error of 5 %.
+beyond its limit, *passes* where it lies on this side, and is *undecided* otherwise; what is unknown does not pass.
+``worse`` passes where no claimed figure may be worse by the threshold. ``%`` of a share is refused: people mean points
+or the share itself. The intervals of all gates of a comparison share one error of 5 %.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whywait.analyze.against import Change, Comparison, figure_of
-from whywait.analyze.compare import RATIO
-from whywait.analyze.digest import COST, ENERGY, Point
+from whywait.analyze.compare import HIGHER, LOWER, RATIO
+from whywait.analyze.digest import COST, ENERGY, Point, told
 from whywait.errors import UsageError
 from whywait.judge.compared import ALPHA, Finding, outward
 from whywait.judge.gates import OPS
@@ -75,6 +76,10 @@ def _gate(text: str, name: str, form: re.Match[str], limit: float) -> ChangeGate
         raise UsageError(f"--fail-if: no comparison has {name!r}", EXAMPLE) from None
     signed = -limit if sign == "-" else limit
     if unit == "%":
+        if metric.unit == "share":
+            hint = f"points: '{name}{form[2]}{sign or '+'}{limit:g}pp'"
+            level = "" if sign else f"; the share in B: '{name}{form[2]}{limit / 100:.6g}'"
+            raise UsageError(f"--fail-if {text!r}: {name} is a share itself, and % is of A's value", hint + level)
         return ChangeGate(text, name, form[2], signed / 100, "ratio")
     if (unit == "pp" and metric.unit != "share") or (unit in _MS and metric.unit != "ms"):
         raise UsageError(f"--fail-if {text!r}: {name} is not in {unit}", f"its unit is {metric.unit or 'none'}")
@@ -100,10 +105,20 @@ def _worse(found: Sequence[Finding]) -> tuple[str, float | None, float | None, f
     told = ", ".join(f"{f.change.metric.title} {_effect(f.change)}" for f in bad)
     if bad:
         return FAILS, None, None, None, f"worse: {told}"
-    unsure = [f.change.metric.title for f in found if f.claimed and f.state == "open"]
-    if unsure and len(unsure) == sum(f.claimed for f in found):
-        return UNDECIDED, None, None, None, "no figure is known well enough"
-    return PASSES, None, None, None, "nothing is surely worse"
+    unsure = [f.change.metric.title for f in found if f.claimed and _may_be_worse(f)]
+    if unsure:
+        return UNDECIDED, None, None, None, f"nothing is surely worse, but not known well enough: {', '.join(unsure)}"
+    return PASSES, None, None, None, "no figure is worse by the threshold"
+
+
+def _may_be_worse(f: Finding) -> bool:
+    """That nothing is decided of it and its interval, if it has one, reaches as far as the threshold to the bad."""
+    low, high = f.change.bounds()
+    if f.state != "open" or f.change.metric.better not in (HIGHER, LOWER):
+        return False
+    if low is None or high is None:
+        return True
+    return high >= f.size if f.change.metric.better == LOWER else low <= -f.size
 
 
 def _one(g: ChangeGate, c: Comparison, level: float) -> tuple[str, float | None, float | None, float | None, str]:
@@ -114,7 +129,7 @@ def _one(g: ChangeGate, c: Comparison, level: float) -> tuple[str, float | None,
         return FAILS, None, None, None, f"{g.figure} is unknown ({change.why or 'not known of both'}): does not pass"
     value, low, high = _against(g, change, level)
     if value is None:
-        return UNDECIDED, None, None, None, f"{g.figure}: {change.why or 'A is nothing, of which there is no share'}"
+        return _from_nothing(g, change, level)
     unit = RATIO if g.kind == "ratio" else "difference"
     text = said(value + 1 if g.kind == "ratio" else value, unit, change.metric.unit)
     if low is None or high is None:
@@ -129,6 +144,16 @@ def _one(g: ChangeGate, c: Comparison, level: float) -> tuple[str, float | None,
         more = _times(value, (low, high), g.limit)
         return UNDECIDED, value, low, high, f"{text}, surely {between}: {leans}{more}"
     return FAILS if ends == {True} else PASSES, value, low, high, f"{text}, surely {between}"
+
+
+def _from_nothing(g: ChangeGate, c: Change, level: float) -> tuple[str, float | None, float | None, float | None, str]:
+    """A share of A where A is nothing: what surely grew from it grew by more than any share."""
+    low, _ = c.bounds(level)
+    grew = c.b is not None and c.b > 0 if g.figure in COUNTED else low is not None and low > 0
+    if c.a == 0 and grew:
+        state = FAILS if OPS[g.op](math.inf, g.limit) else PASSES
+        return state, None, None, None, f"{g.figure}: from nothing to {_shown(c.b, c)}, more than any share of it"
+    return UNDECIDED, None, None, None, f"{g.figure}: {c.why or 'A is nothing, of which there is no share'}"
 
 
 def _times(value: float, ends: tuple[float, float], limit: float) -> str:
@@ -163,11 +188,14 @@ def _as_share(found: Sequence[float | None], a: float | None) -> tuple[float | N
 
 
 def _level(g: ChangeGate, p: Point, c: Change) -> tuple[str, float | None, float | None, float | None, str]:
-    value = p.figures.get(g.figure)
+    value = told(p, g.figure)
     if value is None:
         return FAILS, None, None, None, f"{g.figure} is unknown in B: does not pass"
-    show = {"ms": ms, "share": percent}.get(c.metric.unit, number)
-    return FAILS if OPS[g.op](value, g.limit) else PASSES, value, None, None, f"{show(value)} in B"
+    return FAILS if OPS[g.op](value, g.limit) else PASSES, value, None, None, f"{_shown(value, c)} in B"
+
+
+def _shown(value: float | None, c: Change) -> str:
+    return {"ms": ms, "share": percent}.get(c.metric.unit, number)(value)
 
 
 def _effect(c: Change) -> str:

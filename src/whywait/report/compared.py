@@ -64,9 +64,11 @@ def moved(point: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def how(point: Mapping[str, Any]) -> str:
     """How a load point was compared, in words."""
-    if point["paired"]:
-        return f"paired, request by request: {point['pairs']} of the same schedule"
     n = point["requests"]
+    if point["paired"]:
+        pairs = f"paired, request by request: {point['pairs']} of the same schedule"
+        rest = f", of {n['a']} of A and {n['b']} of B; times are those of the pairs"
+        return pairs + (rest if max(n["a"], n["b"]) > point["pairs"] else "")
     return f"not paired ({point['why_apart']}): {n['a']} requests of A, {n['b']} of B"
 
 

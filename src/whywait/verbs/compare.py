@@ -29,8 +29,7 @@ def compare(args: argparse.Namespace) -> int:
         write_page(Path(args.html), compared_html.render(result), "the runs are")
         stderr(f"report: {args.html}")
     if args.json:
-        json.dump(result, sys.stdout, indent=2, allow_nan=False)
-        print()
+        sys.stdout.write(json.dumps(result, indent=2, allow_nan=False) + "\n")
     else:
         compared.print_compared(result)
     return _code(args, result)
