@@ -241,3 +241,18 @@ def test_json_and_csv_have_every_run_and_point(folder, capsys):
     assert float(rows[0]["e2e_ms.p99"]) > 0
     assert "▁" in render(r)
     assert r["kind"] == listing.KIND
+
+
+def test_a_run_that_nobody_measured_says_so_and_no_line_joins_it_to_one_that_was(tmp_path, capsys):
+    for i, made_by in enumerate(("measured", "simulated", "measured", "imported")):
+        kept(tmp_path, f"r{i}", 20 + i, day=i, made_by=made_by)
+    kept(tmp_path, "r4", 24, day=4, partial=True, partial_reason="the service died")
+    assert call("history", str(tmp_path)) == 0
+    lines = {x.split()[0]: x for x in capsys.readouterr().out.splitlines() if x.strip()}
+    assert "simulated" in lines["r1"]
+    assert "imported" in lines["r3"]
+    assert "simulated" not in lines["r0"]
+    page = render(history(tmp_path))
+    assert page.count('class="line-p50"') == 1  # the measured ones; of the others there is one each
+    assert page.count('class="cross"') == 1
+    assert page.count("M0-6.5 6.5 0") == 2

@@ -35,7 +35,7 @@ def print_history(result: Mapping[str, Any], out: Console | None = None) -> None
         point = next((p for p in r["points"] if p["load"] == r["at"]), None)
         figures = point["figures"] if point else {}
         who = r["engine"] or r["made_by"] or "–"
-        rows.append([r["name"], (r["date"] or "–")[5:16].replace("T", " "), _state(r), who,
+        rows.append([r["name"], (r["date"] or "–")[5:16].replace("T", " "), state(r), who,
                      _short(r["model"] or "–", 20), _load(r["at"]), amount(r["value"], result["unit"]),
                      *(amount(figures.get(n), "ms") for n in beside)])  # fmt: skip
     print_table(out, head, rows)
@@ -59,7 +59,9 @@ def trend(result: Mapping[str, Any]) -> str:
     if len(known) < 2:
         return ""
     low, high = (amount(v, result["unit"]) for v in (min(known), max(known)))
-    return f"{result['title']}  {spark(values)}  {low} … {high}, oldest first"
+    many = len(kinds(result))
+    more = f"; of {many} loads or kinds of run, see the table" if many > 1 else ""
+    return f"{result['title']}  {spark(values)}  {low} … {high}, oldest first{more}"
 
 
 def spark(values: Sequence[float | None]) -> str:
@@ -97,8 +99,20 @@ def _load(name: str | None) -> str:
     return (name or "–").replace("concurrency ", "").replace(" requests/s", "/s")
 
 
-def _state(r: Mapping[str, Any]) -> str:
-    return "" if r["state"] == "whole" else str(r["state"])
+def state(r: Mapping[str, Any]) -> str:
+    """What a reader must know before its figures: that it is not whole, or that nothing of ours measured it."""
+    kind = r["made_by"] if r["made_by"] in ("simulated", "imported") else ""
+    return ", ".join(filter(None, (kind, "" if r["state"] == "whole" else str(r["state"]))))
+
+
+def kinds(result: Mapping[str, Any]) -> dict[tuple[Any, Any], list[int]]:
+    """The runs that know the figure (their numbers), by load and by what made them: only within one of these does a
+    change over time mean something."""
+    found: dict[tuple[Any, Any], list[int]] = {}
+    for i, r in enumerate(result["runs"]):
+        if r["value"] is not None:
+            found.setdefault((r["at"], r["made_by"]), []).append(i)
+    return found
 
 
 def _short(text: str, most: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whywait.report import svg
-from whywait.report.history import trend
+from whywait.report.history import kinds, state, trend
 from whywait.report.html import HEAD
 from whywait.report.svg import Html, Plot, cat, clip, figure, scale_for, table, tag
 from whywait.report.trial import amount
@@ -44,23 +44,29 @@ def _chart(result: Mapping[str, Any]) -> Html:
     plot.line((0, 220), (1, 220), "axis")
     for i in (0, len(known) - 1):
         plot.text((places[i][0], 236), (known[i]["date"] or "–")[:10], "tick", "start" if not i else "end")
-    plot.path(places, "line-p50")
+    at_of = {id(r): at for r, at in zip(known, places, strict=True)}
+    for several in kinds(result).values():
+        line = [at_of[id(r)] for i in several if id(r := result["runs"][i]) in at_of]
+        plot.path(line, "line-p50") if len(line) > 1 else None
     for r, at in zip(known, places, strict=True):
-        tip = f"{r['name']}, {r['date'] or 'no date'}, {r['at']}: {amount(r['value'], result['unit'])} {r['state']}"
-        plot.mark(at, "dot" if r["state"] == "whole" else "cross", "f-decode", tip)
-    note = tag("p", "In the order of their dates, evenly spaced. A cross is a run that is not whole.", class_="note")
+        tip = f"{r['name']}, {r['date'] or 'no date'}, {r['at']}: {amount(r['value'], result['unit'])} {state(r)}"
+        shape = "diamond" if r["made_by"] in ("simulated", "imported") else "dot"
+        plot.mark(at, *((shape, "p50") if r["state"] == "whole" else ("cross", "cross")), tip)
+    note = tag("p", "In the order of their dates, evenly spaced; a line joins runs of the same load that were made the "
+               "same way. A cross is a run that is not whole, a diamond one that was simulated or imported.",
+               class_="note")  # fmt: skip
     return figure(name, trend(result), [plot.svg(name, trend(result), "trend"), note], "trend")
 
 
 def _table(result: Mapping[str, Any]) -> Html:
-    rows = []
+    rows, columns = [], [c for c in _COLUMNS if c[0] != result["figure"]]
     for r in result["runs"]:
         figures: Mapping[str, Any] = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
         told = "; ".join(filter(None, (r["verdict"], r["why"])))
         who = r["engine"] or r["made_by"] or "–"
-        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), r["state"], who, clip(r["model"] or "–"),
+        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), state(r) or "whole", who, clip(r["model"] or "–"),
                      clip(r["machine"] or "–"), r["at"] or "–", amount(r["value"], result["unit"]),
-                     *(amount(figures.get(k), unit) for k, _, unit in _COLUMNS), clip(told or "–", 200)])  # fmt: skip
-    head = ["run", "date", "state", "engine", "model", "machine", "load", result["title"], *(t for _, t, _ in _COLUMNS),
+                     *(amount(figures.get(k), unit) for k, _, unit in columns), clip(told or "–", 200)])  # fmt: skip
+    head = ["run", "date", "state", "engine", "model", "machine", "load", result["title"], *(t for _, t, _ in columns),
             "verdict"]  # fmt: skip
     return table(head, rows, "Every run, oldest first")
