@@ -7,7 +7,7 @@ from typing import Any
 from whywait.report.svg import Html, cat, details, tag
 from whywait.units import percent
 
-STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Ruled out"}
+STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Not the cause"}
 
 
 def leading(verdicts: list[dict[str, Any]]) -> dict[str, Any] | None:
