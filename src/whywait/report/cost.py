@@ -103,7 +103,8 @@ def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> st
             text += f", the least; {number(times)} times that at {load_name(dear)}"
         else:
             whose = [first.cells[p["point"]] for p in (cheap, dear)]
-            why = "not both intervals are known" if any(c["low"] is None for c in whose) else "their intervals overlap"
+            open_ = any(c[k] is None for c in whose for k in ("low", "high"))
+            why = "not both intervals are known" if open_ else "their intervals overlap"
             text += f" and {number(first.value(dear))} at {load_name(dear)}; {why}, so neither is called the cheaper"
     none = [load_name(p) for p in view.plain if first.value(p) is None and p["point"] in first.cells]
     text += "; by the engine's counters, how many were good is not known" if watched else ""
