@@ -58,7 +58,9 @@ def test_the_zoom_has_the_account_of_a_request_and_not_what_is_drawn_of_it() -> 
     rows = {row[0]: row for row in point["requests"]}
     spent = view.acc.phases[0]
     assert spent[PHASES.index("stall")] > 1.5 * S
-    assert rows[0][11] == [round(v / 1000) for v in spent.tolist()]
+    assert len(rows) == STALLS + 1
+    for k, row in rows.items():
+        assert row[11] == [round(v / 1000) for v in view.acc.phases[k].tolist()]
     drawn = sum(length for k, length in zip(rows[0][9][::3], rows[0][9][2::3], strict=True) if PHASES[k] == "stall")
     assert drawn < 0.5 * rows[0][11][PHASES.index("stall")]  # which is why
     # The longest gap is that of the other picture: from when, how long, the usual, in whose prefill.
@@ -222,7 +224,7 @@ def test_the_added_time_is_a_share_of_what_was_added() -> None:
     added = max((b["phases"][k]["ms"] or 0) - (a["phases"][k]["ms"] or 0) for k in b["phases"])
     part = added / (total[id(b)] - total[id(a)])
     said = stacks.phases_reading(view)
-    assert ("the added time is queue" if part >= 0.95 else f"{part:.0%}".replace("%", " %")) in said
+    assert ("; the added time is queue" if part >= 0.95 else f"; {part:.0%} of".replace("%", " %")) in said
     # Beside the shares a bar of the mean time, as long as it is of the longest.
     chart = str(stacks.phases(view))
     mean = chart.split('x="61%"')[1:]
@@ -293,6 +295,16 @@ def test_no_load_is_called_the_cheapest_where_intervals_are_unknown_or_overlap()
     assert "not both intervals are known" in cost.cost_reading(*_bill((43.0, 40.0, None), (90.0, 80.0, 99.0)))
     said = cost.cost_reading(*_bill((43.0, 40.0, 46.0), (86.0, 80.0, 90.0)))
     assert said == "A good request takes 43.0 J of energy at 1 in flight, the least; 2.00 times that at 4 in flight."
+
+
+def test_why_energy_is_not_believed_stands_whole_below_its_table() -> None:
+    run = service(readings=meters(300.0))
+    found = bill(run)
+    long = {"what": "a check", "state": "undecided", "why": "of its many words " * 40 + "none is cut"}
+    found["points"][0]["energy"]["checks"] = [long]
+    chart = str(cost.cost(view_of(run), found))
+    assert "none is cut (every load)." in chart
+    assert "…" not in chart.split("<table>")[-1]
 
 
 def test_money_is_per_1000_good_requests_and_device_time_of_all_devices() -> None:

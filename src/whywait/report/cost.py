@@ -10,7 +10,7 @@ from whywait.analyze.bill import Ask, bill
 from whywait.analyze.energy_model import the_machine
 from whywait.core.run import Run
 from whywait.physics.prices import of_machine, shipped
-from whywait.report.svg import Html, Plot, cat, clip, details, figure, scale_for, table, tag
+from whywait.report.svg import Html, Plot, clip, details, figure, scale_for, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name, signs
 from whywait.units import number, percent
 
@@ -214,19 +214,21 @@ def _note(found: Mapping[str, Any], priced: bool) -> str:
 
 def _table(view: View, found: Mapping[str, Any]) -> Html:
     shown, watched = panels(found), _counted(found)
-    by = {p["point"]: p for p in found["points"]}
+    by, open_ = {p["point"]: p for p in found["points"]}, dict[str, list[str]]()
     rows = []
     for p in view.points:
         b = by.get(p["point"])
         if b is None:
             continue
-        checks = "; ".join(f"{c['what']}: {c['why']}" for c in b["energy"]["checks"] if c["state"] != "holds")
+        for c in b["energy"]["checks"]:
+            if c["state"] != "holds":
+                open_.setdefault(f"{c['what']}: {c['why']}", []).append(load_name(p))
         # Of a watched service nobody knows which requests were good: that none of ours was is no figure.
         work = [None if watched else b["work"][f"{k}_requests"] for k in ("good", "late", "failed")]
         rows.append([load_name(p), number(b["window"]["seconds"]), *map(number, work), number(b["energy"]["joules"]),
                      *(_said(x.cells[p["point"]]) for x in shown),
                      number(b["energy"]["per_million_effective_tokens"]["value"]),
-                     cat([b["energy"]["state"], tag("small", clip(checks, 300))])])  # fmt: skip
+                     b["energy"]["state"]])  # fmt: skip
     head = ["load", "window, s", "good", "late", "failed", "energy, J", *(x.per(watched) for x in shown),
             "J per million effective tokens", "energy to be believed?"]  # fmt: skip
     said = "no SLO was given: every ok request is good" if not found["slo"] else "good: ended well, within the SLO"
@@ -235,4 +237,7 @@ def _table(view: View, found: Mapping[str, Any]) -> Html:
               (found["points"][0]["money"] if found["points"] else ())]  # fmt: skip
     none = "no offer is shipped for the machine of this run; whywait bill --price-per-hour X --currency USD prices it"
     source = tag("p", "Prices: " + ("; ".join(offers) if offers else none) + ".", class_="note")
+    if open_:  # below the table: a cell would cut it
+        told = (f"{what} ({'every load' if len(at) == len(rows) else ', '.join(at)})" for what, at in open_.items())
+        source = tag("p", f"Whether the energy is to be believed: {'; '.join(told)}.", class_="note") + source
     return table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide") + source
