@@ -19,6 +19,7 @@ from whywait.analyze.bill import bill
 from whywait.analyze.latency import gaps, per_request
 from whywait.analyze.phases import PHASES, account
 from whywait.core.run import Run
+from whywait.engines import ENGINES
 from whywait.report import cost, curves, ecdf, lanes, neighbours, parts, stacks, strips, svg, timelines
 from whywait.report.cards import STATES
 from whywait.report.html import render
@@ -349,6 +350,12 @@ def test_marks_that_turn_or_hide_text_are_replaced() -> None:
 def test_a_state_is_worded_so_that_it_is_not_read_as_its_contrary() -> None:
     assert STATES["fails"] == "○ Not the cause"
     assert "Ruled out" not in page(sweep()).text
+
+
+def test_a_flag_has_no_brackets_of_its_own_where_it_is_told_in_brackets() -> None:
+    flags = [flag for engine in ENGINES.values() for flag in engine.flags.values() if flag]
+    assert len(flags) > 20
+    assert not [flag for flag in flags if flag.startswith("(")]
 
 
 def test_a_figure_without_interval_is_drawn_without_a_line() -> None:
