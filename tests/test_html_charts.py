@@ -180,13 +180,13 @@ def test_a_watched_service_has_curves_of_its_histograms_as_far_as_its_buckets_te
     run = watched(*loaded(), level("kv_use", 0.4), buckets)
     found = page(run)
     assert {a["aria-labelledby"] for a in found.all("figure")} >= {"ecdf-ttft-h", "phases-h"}
-    assert "Median TTFT: at most 500 ms at 2 requests/s" in found.text
+    assert "Median TTFT: 100 ms – 500 ms at 2 requests/s" in found.text
     assert "between the bounds of the engine's buckets" in found.text
     table = render(run, analysed(run)).split("TTFT: quantiles")[-1].split("</table>")[0]
     cells = re.findall(r"<td>(.*?)</td>", table)
     assert cells[0] == "80"
-    assert cells[4] == "500 ms"
-    assert cells[-2:] == ["–", "–"]  # p95 and p99 lie above the last bound: unknown
+    assert cells[2:5] == ["at most 100 ms", "at most 100 ms", "100 ms – 500 ms"]
+    assert cells[-2:] == ["more than 1,000 ms"] * 2  # p95 and p99 lie above the last bound
     assert "watched, nothing was sent at 1 load point" in found.text
     assert "requests ok / planned" not in found.text  # no figure of requests that were never sent
     assert "ecdf-e2e-h" not in {a["aria-labelledby"] for a in found.all("figure")}

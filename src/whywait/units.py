@@ -93,8 +93,9 @@ def _sig(value: float) -> str:
     return f"{value:,.{min(digits, 6)}f}" if digits else f"{round(value):,}"
 
 
-#: C0 and C1 controls but tab and newline, and the marks that turn the direction of what follows.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: C0 and C1 controls but tab and newline, marks that turn the direction of what follows or end a line, and what has no
+#: width.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
 def in_short(text: str) -> str:

@@ -48,7 +48,7 @@ TABLE = EngineTable(
         "context": "--context-length N",
         "token_budget": "--max-prefill-tokens N",
         "prefill_chunk": "--chunked-prefill-size N",
-        "prefix_cache": "(on unless --disable-radix-cache)",
+        "prefix_cache": "no --disable-radix-cache",
         "kv_offload": "--enable-hierarchical-cache --hicache-ratio R",
         "speculation": "--speculative-algorithm NAME --speculative-draft-model-path DIR --speculative-num-steps N",
         "weight_dtype": "--quantization METHOD",

@@ -72,7 +72,7 @@ TABLE = EngineTable(
         "frontend": "--api-server-count N",
         "tensor_parallel": "--tensor-parallel-size N",
         "queue_limit": "--max-num-queued-reqs N",
-        "metrics": "(on unless --disable-log-stats)",
+        "metrics": "on unless --disable-log-stats",
         "request_metrics": "--enable-per-request-metrics --enable-prompt-tokens-details",
         "traces": "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf vllm serve … --otlp-traces-endpoint "
                   "http://HOST:4318/v1/traces",

@@ -9,7 +9,7 @@ from whywait.judge.vocabulary import CAUSES, told
 from whywait.report.svg import Html, cat, details, tag
 from whywait.units import percent
 
-STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Ruled out"}
+STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Not the cause"}
 
 
 def leading(verdicts: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from whywait.analyze.bill import Ask, bill, offered
 from whywait.core.run import Run
-from whywait.report.svg import Html, Plot, cat, clip, details, figure, scale_for, table, tag
+from whywait.report.svg import Html, Plot, clip, details, figure, scale_for, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name, signs
 from whywait.units import number, percent
 
@@ -29,6 +29,16 @@ class Panel(NamedTuple):
         found: float | None = self.cells.get(p["point"], {}).get("value")
         return found
 
+    def per(self, watched: bool) -> str:
+        """The name with what it is for; money is per 1,000 and its name says so."""
+        one = "request" if watched else "good request"
+        return self.name if self.fill == "f-frontend" else f"{self.name} per {one}"
+
+    def apart(self, p: Point, q: Point) -> bool:
+        """Whether the intervals at two points are known and leave no doubt that the first is less."""
+        most, least = self.cells[p["point"]]["high"], self.cells[q["point"]]["low"]
+        return most is not None and least is not None and bool(most < least)
+
 
 def figures(run: Run, ask: Ask | None = None) -> dict[str, Any]:
     """The bill of ``run``, by the shipped offers for its machine where ``ask`` names none."""
@@ -40,7 +50,7 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
     energy, each offer's money (per 1,000), device time. Only what is known at some point."""
     points = {p["point"]: p for p in found["points"]}
     out = [Panel("energy, J", "f-decode", {n: _each(p["energy"]) for n, p in points.items()})]
-    what = "1,000" if _counted(found) else "1,000 good"
+    what = "1,000 requests" if _counted(found) else "1,000 good requests"
     for i, offer in enumerate(next(iter(points.values()))["money"] if points else ()):
         name = f"{offer['currency']} per {what} ({clip(offer['name'], 40)}, {offer['date']})"
         out.append(Panel(name, "f-frontend", {n: _thousand(p["money"][i]) for n, p in points.items()}))
@@ -62,7 +72,7 @@ def cost(view: View, found: Mapping[str, Any]) -> Html:
     plot = Plot(len(rows) * _ROW + (12 if view.marked(rows[-1]) else 0), left=62, right=8, top=26, bottom=4)
     plot.text((0, -10), view.axis, "tick", "end", -8)
     for k, kind in enumerate(kinds):
-        _panel(view, plot, rows, (kind, k / len(kinds), 1 / len(kinds)))
+        _panel(view, plot, rows, (kind, k / len(kinds), 1 / len(kinds)), _counted(found))
     money = [x.name for x in shown if x.fill == "f-frontend"]
     more = f" {len(money) - 1} more offers, and the device time, are in the table." if len(money) > 1 else ""
     lines = "Lines: 95 % intervals, where the window is long enough to resample." + more
@@ -83,10 +93,16 @@ def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> st
 
     money = next((x for x in shown if x.fill == "f-frontend" and x is not first), None)
     cheap, dear = (f(known, key=lambda p: first.value(p) or 0.0) for f in (min, max))
-    text = f"A {'' if watched else 'good '}request takes {_amounts(first, money, cheap)} at {load_name(cheap)}"
+    text = f"{_subject(first, watched)} {_amounts(first, money, cheap)} at {load_name(cheap)}"
     if dear is not cheap:
         times = (first.value(dear) or 0.0) / (first.value(cheap) or 1.0)
-        text += f", the least; {number(times)} times that at {load_name(dear)}"
+        if first.apart(cheap, dear):
+            text += f", the least; {number(times)} times that at {load_name(dear)}"
+        else:
+            whose = [first.cells[p["point"]] for p in (cheap, dear)]
+            open_ = any(c[k] is None for c in whose for k in ("low", "high"))
+            why = "not both intervals are known" if open_ else "their intervals overlap"
+            text += f" and {number(first.value(dear))} at {load_name(dear)}; {why}, so neither is called the cheaper"
     none = [load_name(p) for p in view.plain if first.value(p) is None and p["point"] in first.cells]
     text += "; by the engine's counters, how many were good is not known" if watched else ""
     text += f"; nothing{'' if watched else ' good'} to charge at {', '.join(none[:4])}." if none else "."
@@ -99,15 +115,21 @@ def cost_reading(view: View, found: Mapping[str, Any], shown: list[Panel]) -> st
     return text
 
 
+def _subject(first: Panel, watched: bool) -> str:
+    if first.fill == "f-frontend":
+        return "Requests cost" if watched else "Good requests cost"
+    return f"A {'' if watched else 'good '}request takes"
+
+
 def _amounts(first: Panel, money: Panel | None, p: Point) -> str:
-    """``43.8 J of energy and 0.0291 USD per 1,000``."""
+    """``43.8 J of energy and 0.0291 USD per 1,000 good requests``."""
     value, name = number(first.value(p)), first.name.split(" (")[0]
     text = f"{value} {name.split(', ')[1]} of {name.split(', ')[0]}" if ", " in name else f"{value} {name}"
     priced = None if money is None else money.value(p)
     return text if money is None or priced is None else f"{text} and {number(priced)} {money.name.split(' (')[0]}"
 
 
-def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, float]) -> None:
+def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, float], watched: bool) -> None:
     kind, left, width = at
     room, known = width * 0.62, [c for c in kind.cells.values() if c["value"] is not None]
     scale = scale_for([v for c in known for v in (c["value"], c["low"], c["high"])], zero=True)
@@ -129,7 +151,7 @@ def _panel(view: View, plot: Plot, rows: list[Point], at: tuple[Panel, float, fl
         if value is None:
             plot.text((left, y + 13), "–", "value")
             continue
-        tip = f"{load_name(p)}: {_said(c)} {kind.name} per good request"
+        tip = f"{load_name(p)}: {_said(c)} {kind.per(watched)}"
         end = value if low is None else max(value, scale.high if high is None else high)
         if scale.log:  # a bar has no foot there: a mark on a line
             plot.line((left, y + 9), (left + room, y + 9), "rule")
@@ -190,25 +212,32 @@ def _note(found: Mapping[str, Any], priced: bool) -> str:
 
 
 def _table(view: View, found: Mapping[str, Any]) -> Html:
-    shown = panels(found)
-    by = {p["point"]: p for p in found["points"]}
+    shown, watched = panels(found), _counted(found)
+    by, open_ = {p["point"]: p for p in found["points"]}, dict[str, list[str]]()
     rows = []
     for p in view.points:
         b = by.get(p["point"])
         if b is None:
             continue
-        checks = "; ".join(f"{c['what']}: {c['why']}" for c in b["energy"]["checks"] if c["state"] != "holds")
-        rows.append([load_name(p), number(b["window"]["seconds"]), number(b["work"]["good_requests"]),
-                     number(b["work"]["late_requests"]), number(b["work"]["failed_requests"]),
-                     number(b["energy"]["joules"]), *(_said(x.cells[p["point"]]) for x in shown),
+        for c in b["energy"]["checks"]:
+            if c["state"] != "holds":
+                open_.setdefault(f"{c['what']}: {c['why']}", []).append(load_name(p))
+        # Of a watched service nobody knows which requests were good: that none of ours was is no figure.
+        work = [None if watched else b["work"][f"{k}_requests"] for k in ("good", "late", "failed")]
+        rows.append([load_name(p), number(b["window"]["seconds"]), *map(number, work), number(b["energy"]["joules"]),
+                     *(_said(x.cells[p["point"]]) for x in shown),
                      number(b["energy"]["per_million_effective_tokens"]["value"]),
-                     cat([b["energy"]["state"], tag("small", clip(checks, 300))])])  # fmt: skip
-    head = ["load", "window, s", "good", "late", "failed", "energy, J", *(f"{x.name} per good request" for x in shown),
+                     b["energy"]["state"]])  # fmt: skip
+    head = ["load", "window, s", "good", "late", "failed", "energy, J", *(x.per(watched) for x in shown),
             "J per million effective tokens", "energy to be believed?"]  # fmt: skip
     said = "no SLO was given: every ok request is good" if not found["slo"] else "good: ended well, within the SLO"
+    said = "by the engine's counters, which do not tell good requests from others" if watched else said
     offers = [f"{o['name']}: {o['terms']}, {o['date']}, {o['source']}" for o in
               (found["points"][0]["money"] if found["points"] else ())]  # fmt: skip
     none = ("no offer is shipped for the machine of this run; whywait show RUN --html FILE --price-per-hour X "
             "--currency USD prices it")  # fmt: skip
     source = tag("p", "Prices: " + ("; ".join(offers) if offers else none) + ".", class_="note")
+    if open_:  # below the table: a cell would cut it
+        told = (f"{what} ({'every load' if len(at) == len(rows) else ', '.join(at)})" for what, at in open_.items())
+        source = tag("p", f"Whether the energy is to be believed: {'; '.join(told)}.", class_="note") + source
     return table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide") + source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from whywait.report.view import BEHIND, Point, View, bounds, from_to, load_name,
 from whywait.units import ms, number, percent
 
 KEPT = 0.95  # share of requests within the SLO from which a load is said to keep it
+STEADY = 0.03  # throughput that changes by less has stayed
 SHAPES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end-to-end time"}
 
 
@@ -72,7 +74,9 @@ def kept_reading(view: View) -> str:
     good = [p for p in seen if p["goodput_share"] >= KEPT]
     worst = min(seen, key=lambda p: p["goodput_share"])
     if worst["goodput_share"] >= KEPT:
-        return f"The SLO is kept by {percent(worst['goodput_share'])} or more of the requests at every load."
+        least = math.floor(100 * worst["goodput_share"])  # not rounded up: one that missed it is not none
+        much = "all requests" if worst["goodput_share"] == 1 else f"{least} % of the requests or more"
+        return f"The SLO is kept by {much} at every load."
     told = f"by {percent(worst['goodput_share'])} at {load_name(worst)}"
     if not good:
         return f"The SLO is kept by {percent(KEPT)} of the requests at no load: {told}."
@@ -123,10 +127,15 @@ def curve_reading(view: View, metric: str, name: str, rate: tuple[str, str]) -> 
         return f"At {load_name(a)}: {number(a[key])} {unit}, {name} {ms(a[metric]['p50'])} (p50)."
     if knee is not None and knee is not b and any(p is knee for p in seen):
         gain = b[key] / knee[key] - 1
-        to = f"go from {number(knee[key])} to {number(b[key])} ({gain * 100:+.0f} %)"
-        to = f"stay at {number(b[key])}" if abs(gain) < 0.03 else to
+        doublings, per = math.log2(b["target"] / knee["target"]), ""
+        if doublings > 1.01 and gain >= STEADY:
+            each = (b[key] / knee[key]) ** (1 / doublings) - 1
+            per = f", {each * 100:+.0f} % per doubling of the load"
+        to = f"go from {number(knee[key])} to {number(b[key])} ({gain * 100:+.0f} %{per})"
+        to = f"stay at {number(b[key])}" if abs(gain) < STEADY else to
+        more = ": more load only adds waiting" if gain < STEADY else ""
         return (f"From {from_to(knee, b)} {unit} {to} while {name} goes from {ms(knee[metric]['p50'])} to "
-                f"{ms(b[metric]['p50'])} (p50): more load only adds waiting.")  # fmt: skip
+                f"{ms(b[metric]['p50'])} (p50){more}.")  # fmt: skip
     times = f"{number(b[key] / a[key])}×"
     return (f"From {from_to(a, b)} {unit} go from {number(a[key])} to {number(b[key])} ({times}) and "
             f"{name} from {ms(a[metric]['p50'])} to {ms(b[metric]['p50'])} (p50); no knee was found.")  # fmt: skip

@@ -21,7 +21,7 @@ DEFINITIONS = {
     "steps it is seen from outside. Idle with work queued: requests waited while the device was not fed.",
     "How it is known": "Measured: the engine's own figure, or a stamp. Derived: growth of the engine's counters and "
     "histograms. Inferred: from our stamps and its gauges. Modelled: a formula over data sheets. Unknown: no evidence.",
-    "Verdict": "Holds: the evidence shows it. Ruled out: the evidence speaks against it. Undecided: not enough of "
+    "Verdict": "Holds: the evidence shows it. Not the cause: the evidence speaks against it. Undecided: not enough of "
     "either; never a guess.",
     "Knee": "The load after which throughput gains less than 10 % per doubling while waiting grows.",
     "Steady window": "Warm-up ends when the load is in flight and its first tokens are there; drain begins when less "

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whywait.analyze.counters import histogram
-from whywait.analyze.latency import gaps
+from whywait.analyze.counters import histogram, quantile
+from whywait.analyze.latency import WITHHOLD, gaps
 from whywait.analyze.passive import LATENCIES
 from whywait.analyze.stats import weighted_percentile
 from whywait.core.table import Array
@@ -25,7 +25,9 @@ DRAWS, MOST_GROUPS = 400, 1500  # resamples of requests; more requests than this
 
 class Line(NamedTuple):
     """A curve: ``values`` ascending (ms), ``share`` at or below each, ``low`` and ``high`` of its band there; ``n``
-    requests, and its quantiles at :data:`LEVELS` by the definition that the other figures have."""
+    requests (of an engine's histogram of ITL: tokens), and its quantiles at :data:`LEVELS` by the definition that the
+    other figures have. Where only bounds are known ``share`` is the lower one, and ``least`` holds the lower bounds of
+    the quantiles, whose upper ones ``levels`` are."""
 
     point: Point
     values: Array
@@ -34,6 +36,7 @@ class Line(NamedTuple):
     high: Array
     n: int
     levels: tuple[float, ...]
+    least: tuple[float, ...] = ()
 
 
 def distributions(view: View) -> Html:
@@ -46,9 +49,14 @@ def distributions(view: View) -> Html:
 
 def ecdf(view: View, metric: str, name: str) -> Html:
     """The share of requests at or below each latency, a line per load point."""
-    lines = [line(p, getattr(lat, metric)[keep]) for p, lat, keep in view.samples]
+    lines = []
+    for p, lat, keep in view.samples:
+        found = line(p, getattr(lat, metric)[keep])
+        if not found.n and metric == "tpot_ms":  # all came at once: how many in what time has bounds only
+            found = between(p, (lat.tpot_low_ms[keep], lat.tpot_high_ms[keep]))
+        lines += [found] if found.n else []
     said = "band that holds the whole curve with 95 % (Dvoretzky, Kiefer, Wolfowitz; Massart)"
-    return _figure(view, [x for x in lines if x.n], (metric, name, "% of requests"), said)
+    return _figure(view, lines, (metric, name, "% of requests"), said)
 
 
 def line(p: Point, values: Array) -> Line:
@@ -59,8 +67,30 @@ def line(p: Point, values: Array) -> Line:
     return Line(p, v, share, np.maximum(share - half, 0), np.minimum(share + half, 1), len(v), levels)
 
 
+def between(p: Point, bounds: tuple[Array, Array], weights: Array | None = None, n: int | None = None) -> Line:
+    """Between the curves of the lower and of the upper bounds (ms) of values that are known no better; ``n`` requests
+    (default: the values). NaN in either: left out."""
+    low, high = bounds
+    known = np.isfinite(low) & np.isfinite(high)
+    low, high, w = low[known], high[known], (np.ones(len(low)) if weights is None else weights)[known]
+    if not len(low):
+        return Line(p, low, low, low, low, 0, ())
+    grid = np.unique(np.quantile(np.concatenate([low, high]), np.linspace(0, 1, GRID + 1)))
+
+    def share(v: Array) -> Array:
+        order = np.argsort(v, kind="stable")
+        done = np.append(0.0, np.cumsum(w[order])) / w.sum()
+        found: Array = done[np.searchsorted(v[order], grid, "right")]
+        return found
+
+    ends = [tuple(weighted_percentile(v, q, w) or 0.0 for q in LEVELS) for v in (low, high)]
+    surely = share(high)
+    return Line(p, grid, surely, surely, share(low), len(low) if n is None else n, ends[1], ends[0])
+
+
 def itl(view: View) -> Html:
-    """The share of tokens at or below each gap per token; gaps of a request are alike, so requests are resampled."""
+    """The share of tokens at or below each gap per token; gaps of a request are alike, so requests are resampled. Where
+    most gaps touch chunks that came several in one read, their bounds only (as in the figures)."""
     lines = []
     for p, lat, keep in view.samples:
         one, c = view.one(p)
@@ -68,7 +98,12 @@ def itl(view: View) -> Html:
         with np.errstate(invalid="ignore", divide="ignore"):
             each = g.value / NS_PER_MS / g.tokens
         mine = keep[g.row] & np.isfinite(each) & (g.tokens > 0)
-        if mine.any() and len(lat.ids) == len(one.requests):
+        if not mine.any() or len(lat.ids) != len(one.requests):
+            continue
+        if g.coalesced[keep[g.row]].mean() > WITHHOLD:
+            ends = (g.low[mine] / NS_PER_MS / g.tokens[mine], g.high[mine] / NS_PER_MS / g.tokens[mine])
+            lines.append(between(p, ends, g.tokens[mine], len(np.unique(g.row[mine]))))
+        else:
             lines.append(_pooled(p, g.row[mine], each[mine], g.tokens[mine]))
     return _figure(view, lines, ("itl_ms", "ITL", "% of tokens"), "95 % at each value, requests resampled")
 
@@ -81,12 +116,14 @@ def _of_buckets(view: View, metric: str, name: str) -> Html:
         found = histogram(view.run.readings, LATENCIES[metric], (w["start_ns"], w["end_ns"]))
         if found is None or found.n <= 0:
             continue
-        share = np.cumsum(found.counts) / found.n
-        fine = np.isfinite(found.bounds) & (np.append(share[1:], 1.0) > 0)
-        values, share = found.bounds[fine] * 1000, share[fine]
-        if len(values):
-            levels = tuple(_at(values, share, q) if share[-1] >= q else math.nan for q in LEVELS)
-            lines.append(Line(p, values, share, share, np.append(share[1:], share[-1]), round(found.n), levels))
+        # From 0 on, where the first bucket begins; of it too nothing is known but that it holds so many.
+        bounds, share = np.append(0.0, found.bounds), np.append(0.0, np.cumsum(found.counts) / found.n)
+        fine = np.isfinite(bounds) & (np.append(share[1:], 1.0) > 0)
+        high = np.append(share[1:], 1.0)[fine]
+        ends = [q for level in LEVELS if (q := quantile(found, level)) is not None]
+        if fine.any():
+            lines.append(Line(p, bounds[fine] * 1000, share[fine], share[fine], high, round(found.n),
+                              tuple(q.high * 1000 for q in ends), tuple(q.low * 1000 for q in ends)))  # fmt: skip
     if not lines:
         return Html()
     what = (metric, name, "% of tokens" if metric == "itl_ms" else "% of requests")
@@ -121,8 +158,13 @@ def _figure(view: View, lines: list[Line], what: tuple[str, str, str], band: str
     key, title = f"ecdf-{metric.removesuffix('_ms')}", f"Distribution of {name}"
     if not lines:
         return svg.figure(title, f"No request ended well with what {name} takes.", [], key)
+    counted = unit_y.removeprefix("% of ") if view.passive else "requests"
+    if any(x.least for x in lines) and not view.passive:
+        where = ", ".join(load_name(x.point) for x in lines if x.least)
+        sure = f"where the curve may lie at {where}, whose chunks came several in one read"
+        band = sure if all(x.least for x in lines) else f"{sure}; elsewhere {band}"
     slo = view.summary["slo"].get(metric)
-    ends = [float(v) for x in lines for v in (x.values[0], x.values[-1])]
+    ends = [float(v) for x in lines for v in (*x.values[x.values > 0][:1], x.values[-1])]
     near = slo is not None and min(ends) / 3 <= slo <= 3 * max(ends)
     x, per, unit = svg.ms_scale([*ends, *([slo] if near else [])], zero=False)
     plot, last = Plot(200, top=24), max(len(lines) - 1, 1)
@@ -132,29 +174,50 @@ def _figure(view: View, lines: list[Line], what: tuple[str, str, str], band: str
     for i, line in enumerate(lines):
         if any(line is s for s in shaded):
             _band(plot, line, (x, per), f"band b{round(8 * i / last)}")
-    labels, levels = svg.Labels(plot), max(60, 4000 // len(lines))
+    paths: list[list[svg.At]] = []
+    levels = max(60, 4000 // len(lines))
     for i, line in enumerate(lines):
         at = np.unique(np.linspace(0, len(line.values) - 1, min(len(line.values), levels)).round().astype(int)).tolist()
         points = [(x(float(line.values[j]) / per), plot.height * (1 - float(line.share[j]))) for j in at]
+        paths.append([(points[0][0], float(plot.height)), *points, (1.0, 0.0)])
         style = f"ecdf s{round(8 * i / last)}{' dashed' if view.marked(line.point) else ''}"
-        tip = f"{load_name(line.point)}: {line.n} requests"
-        plot.path([(points[0][0], plot.height), *points, (1.0, 0.0)], style, tip, steps=True)
+        tip = f"{load_name(line.point)}: {line.n} {counted}"
+        plot.path(paths[-1], style, tip, steps=True)
     if near and slo is not None:
         plot.line((x(slo / per), 0), (x(slo / per), plot.height), "slo")
-        plot.text((x(slo / per), 10), f"SLO {ms(slo)}", "slo-label halo", "end" if x(slo / per) > 0.6 else "start", 4)
-    for i, line in enumerate(lines):
-        level = 0.8 - 0.6 * i / last
-        labels.put((x(_at(line.values, line.share, level) / per), plot.height * (1 - level)), view.short(line.point))
+    _labels(view, plot, lines, paths, (x(slo / per), f"SLO {ms(slo)}") if near and slo is not None else None)
     reading = _reading(view, lines, name)
     names = ", ".join(load_name(s.point) for s in shaded)
     note = tag("p", f"Shaded: {band}; at {names}." if shaded else "", class_="note")
-    return svg.figure(title, reading, [plot.svg(title, reading, key), note, _table(lines, name, band)], key)
+    return svg.figure(title, reading, [plot.svg(title, reading, key), note, _table(lines, (name, counted), band)], key)
+
+
+def _labels(
+    view: View, plot: Plot, lines: list[Line], paths: list[list[svg.At]], slo: tuple[float, str] | None
+) -> None:
+    """Names the curves, and the SLO (where, text), where no curve is in the way if there is such a place."""
+    labels = svg.Labels(plot)
+    for path in paths:
+        labels.keep_line(path[:: max(1, len(path) // 60)] + path[-1:])
+    if slo is not None:
+        labels.keep_line([(slo[0], 0.0), (slo[0], float(plot.height))])
+        tries = [(slo[0], plot.height * level) for level in (0.97, 0.04, 0.8, 0.2, 0.65, 0.35, 0.5)]
+        if not any(labels.put(at, slo[1], "slo-label halo") for at in tries):
+            plot.text((slo[0], 10), slo[1], "slo-label halo", "end" if slo[0] > 0.6 else "start", 4)
+    for i, (line, path) in enumerate(zip(lines, paths, strict=True)):
+        level = 0.8 - 0.6 * i / max(len(lines) - 1, 1)
+        heights = [plot.height * (1 - level - d) for d in (0.0, 0.1, -0.1, 0.15, -0.15)]
+        places = [(next(px for px, py in path if py <= y), y) for y in heights]
+        name = view.short(line.point)
+        if not any(labels.put(at, name) for at in places):
+            plot.text(places[0], name, "label halo", "start", 9)
 
 
 def _shaded(view: View, lines: list[Line]) -> list[Line]:
-    """Those whose band is drawn: the least load, the knee and the most, so that bands do not cover each other."""
+    """Those whose band is drawn: the least load, the knee and the most, so that bands do not cover each other; and all
+    of which there are bounds only."""
     plain = [x for x in lines if not view.marked(x.point)] or lines
-    found = [plain[0], *(x for x in plain if x.point is view.knee), plain[-1]]
+    found = [plain[0], *(x for x in plain if x.point is view.knee), *(x for x in lines if x.least), plain[-1]]
     return [x for i, x in enumerate(found) if not any(x is y for y in found[:i])]
 
 
@@ -181,27 +244,37 @@ def _dkw(n: int) -> float:
     return min(1.0, math.sqrt(math.log(40) / (2 * max(n, 1))))
 
 
-def _at(values: Array, share: Array, level: float) -> float:
-    """Where a curve reaches ``level``."""
-    return float(values[min(int(np.searchsorted(share, level)), len(values) - 1)])
-
-
 def _level(line: Line, q: float) -> float:
     return line.levels[LEVELS.index(q)]
 
 
 def _reading(view: View, lines: list[Line], name: str) -> str:
-    spread = [_level(x, 0.9) / max(_level(x, 0.1), 1e-9) for x in lines]
-    at = int(np.argmax(np.nan_to_num(spread)))
-    wide = f"widest at {load_name(lines[at].point)}, p90 is {number(spread[at])}× p10" if spread[at] > 1.2 else "narrow"
+    exact = [x for x in lines if not x.least]  # of bounds nobody can say how far apart the values are
+    spread = [_level(x, 0.9) / max(_level(x, 0.1), 1e-9) for x in exact]
+    wide = ""
+    if spread:
+        at = int(np.argmax(np.nan_to_num(spread)))
+        where = f"widest at {load_name(exact[at].point)}, p90 is {number(spread[at])}× p10"
+        wide = f"; {where}" if spread[at] > 1.2 else "; narrow"
     plain = [x for x in lines if not view.marked(x.point)] or lines
-    most = "at most " if view.passive else ""  # the upper bound of a bucket
-    said = ", ".join(f"{most}{ms(_level(x, 0.5))} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
-    return f"Median {name}: {said}; {wide}."
+    said = ", ".join(f"{_told(x, 0.5)} at {load_name(x.point)}" for x in (plain[:1] + plain[1:][-1:]))
+    return f"Median {name}: {said}{wide}."
 
 
-def _table(lines: list[Line], name: str, band: str) -> Html:
+def _told(line: Line, q: float) -> str:
+    """A quantile, or the bounds that it lies between."""
+    high = _level(line, q)
+    if not line.least:
+        return ms(high)
+    low = line.least[LEVELS.index(q)]
+    if math.isinf(high):
+        return f"more than {ms(low)}"
+    return f"at most {ms(high)}" if low <= 0 else f"{ms(low)} – {ms(high)}"
+
+
+def _table(lines: list[Line], what: tuple[str, str], band: str) -> Html:
+    name, counted = what
     rows = [[load_name(x.point), x.n, f"± {percent(float((x.high - x.low).max()) / 2)}",
-             *map(ms, x.levels)] for x in lines]  # fmt: skip
-    head = ["load", "requests", "band, at its widest", *(f"p{q * 100:g}" for q in LEVELS)]
+             *(_told(x, q) for q in LEVELS)] for x in lines]  # fmt: skip
+    head = ["load", counted, "band, at its widest", *(f"p{q * 100:g}" for q in LEVELS)]
     return details(BEHIND, table(head, rows, f"{name}: quantiles; band: {band}"))

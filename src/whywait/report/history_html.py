@@ -64,9 +64,10 @@ def _table(result: Mapping[str, Any]) -> Html:
         figures: Mapping[str, Any] = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
         told = "; ".join(filter(None, (r["verdict"], r["why"])))
         who = r["engine"] or r["made_by"] or "–"
-        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), state(r) or "whole", who, clip(r["model"] or "–"),
-                     clip(r["machine"] or "–"), r["at"] or "–", amount(r["value"], result["unit"]),
-                     *(amount(figures.get(k), unit) for k, _, unit in columns), clip(told or "–", 200)])  # fmt: skip
+        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), state(r) or "whole", who,
+                     clip(r["model"] or "–"), clip(r["machine"] or "–"), r["at"] or "–",
+                     amount(r["value"], result["unit"]), *(amount(figures.get(k), unit) for k, _, unit in columns),
+                     clip(told or "–", 200)])  # fmt: skip
     head = ["run", "date", "state", "engine", "model", "machine", "load", result["title"], *(t for _, t, _ in columns),
             "verdict"]  # fmt: skip
     return table(head, rows, "Every run, oldest first")

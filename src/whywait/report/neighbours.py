@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whywait.analyze.latency import OK, Gaps, gaps, origin_ns, per_request
+from whywait.analyze.latency import OK, WITHHOLD, Gaps, gaps, origin_ns, per_request
 from whywait.analyze.phases import PHASES
 from whywait.analyze.stalls import STALL_FACTOR
 from whywait.core.run import Run
@@ -82,7 +82,8 @@ def _timeline(view: View, p: Point, open_: bool) -> Html:
                 x = (t - across[0]) / across[1]
                 plot.line((x, y + thick), (x, y + thick + 5), "bound")
         y += _OWN + 10 if j == row else _LANE
-    reading = _reading(one, row, spent[row], len(rows) - 1) + _gap_reading(one, gap, float(origin[row]))
+    strokes = " Strokes are its chunks." if (c.row == row).any() else ""
+    reading = _reading(one, row, spent[row], len(rows) - 1) + strokes + _gap_reading(one, gap, float(origin[row]))
     title = f"The p99 request and those beside it, at {load_name(p)}"
     seen = [k for k in PHASE_NAMES if spent[rows, PHASES.index(k)].any()]
     body = [tag("p", reading, class_="reading"), legend((f"f-{k}", PHASE_NAMES[k]) for k in seen),
@@ -100,7 +101,7 @@ def _reading(one: Run, row: int, line: Array, others: int) -> str:
     more = f"{max(began, 0)} other{'' if began == 1 else 's'} got a first token meanwhile"
     drawn = (f"{others} of those beside it are drawn; {more}."
              if others else "No other was in flight beside it.")  # fmt: skip
-    return f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {drawn} Strokes are its chunks."
+    return f"Request {one.requests['id'][row]} took {ms(total)}: {most}. {drawn}"
 
 
 class Gap(NamedTuple):
@@ -113,16 +114,27 @@ class Gap(NamedTuple):
     whose: int | None
     shared: float
 
+    @property
+    def long(self) -> bool:
+        return self.length >= STALL_FACTOR * self.usual
+
 
 def longest_gap(one: Run, g: Gaps, row: int, spent: Array) -> Gap | None:
-    """The longest gap between the chunks of ``row``, if it is a long one; prefills are taken to end at first tokens."""
+    """The longest gap between the chunks of ``row``, if it is a long one (:func:`gap_of`)."""
+    found = gap_of(one, g, row, spent)
+    return found if found is not None and found.long else None
+
+
+def gap_of(one: Run, g: Gaps, row: int, spent: Array) -> Gap | None:
+    """The longest gap between the chunks of ``row``, and if it is a long one whose prefill lies in it; prefills are
+    taken to end at first tokens. None where most chunks came several in one read: only bounds of gaps are known."""
     a, b = np.searchsorted(g.row, [row, row + 1])
-    if b - a < 2:
+    if b - a < 2 or g.coalesced[a:b].mean() > WITHHOLD:
         return None
     at = a + int(np.argmax(g.value[a:b]))
     begin, length, usual = float(g.begin_ns[at]), float(g.value[at]), float(np.median(g.value[a:b]))
     if length < STALL_FACTOR * usual:
-        return None
+        return Gap(begin, length, usual, None, 0.0)
     first, req = one.requests["first_ns"], one.requests
     shared = np.minimum(first, begin + length) - np.maximum(first - spent[:, PHASES.index("prefill")], begin)
     shared = np.where((req["replica"] == req["replica"][row]) & np.isfinite(shared), shared, 0.0)

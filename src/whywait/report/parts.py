@@ -58,6 +58,8 @@ def bands_reading(view: View, metric: str) -> str:
             text = (f"At {load_name(p)} the slowest ({slow['band']}) take {ms(slow['mean_ms'])}, the faster half "
                     f"{ms(usual['mean_ms'])}: {much} is {PHASE_NAMES[top]}{why}.")  # fmt: skip
             best = (grown, text)
+    if all(p[metric]["n"] < 2 for p in chosen(view)):
+        return "Of a single request there are no slowest and no others."
     return best[1] or "The slowest requests wait for the same as the others."
 
 

@@ -41,7 +41,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 def _card(c: Mapping[str, Any]) -> Html:
     show = rows.ANYHOW[c["figure"]]
-    state = tag("p", STATES[c["state"]].replace("Ruled out", "Fails"), class_="state")
+    state = tag("p", STATES[c["state"]].replace("Not the cause", "Fails"), class_="state")
     value = "–" if c["value"] is None else show(c["value"])
     share = tag("p", tag("b", value) + f" ({rows.between(c['low'], c['high'], show)})", class_="share")
     more = [("To settle it", c["next_step"])] if c["next_step"] else []

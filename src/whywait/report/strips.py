@@ -23,20 +23,29 @@ Join = Callable[..., Any]
 
 
 class Line(NamedTuple):
-    """A line over time: its name, style, times (ns) and values, who says so, how many readings it is made of."""
+    """A line over time: its name, style, times (ns) and values, and who says so. All of them: only what is drawn is
+    thinned, so that every figure is of the whole."""
 
     name: str
     style: str
     t: Array
     value: Array
     source: str
-    n: int
 
     @property
     def mean(self) -> float:
-        """Weighted by time; a value holds until the next."""
-        took = np.diff(self.t)
+        """Weighted by time; a value holds until the next, but not over a silence."""
+        took = np.where(self.silent, 0.0, np.diff(self.t))
         return float(np.average(self.value[:-1], weights=took)) if took.sum() > 0 else float(self.value.mean())
+
+    @property
+    def silent(self) -> Array:
+        """Which of the times between two values are so long that nothing is known of them."""
+        took = np.diff(self.t)
+        if len(took) < 2 or self.style == "g-flight":  # the client's own sends are all there
+            return np.zeros(len(took), dtype=bool)
+        found: Array = took > max(SILENT * float(np.median(took)), LEAST_SILENT_S * NS_PER_S)
+        return found
 
 
 class Strip(NamedTuple):
@@ -86,7 +95,7 @@ KEYS = {"g-flight": "dotted", "g-waiting": "thick, amber", "g-running": "thin li
 def strips_table(found: list[Strip], zero_ns: float, where: str) -> Html:
     """Least, mean and most of each line; ``where`` names the load point."""
     rows = [[line.name, number(float(line.value.min())), number(line.mean), number(float(line.value.max())),
-             f"{(float(line.t[int(np.argmax(line.value))]) - zero_ns) / NS_PER_S:.2f} s", line.source, line.n]
+             f"{(float(line.t[int(np.argmax(line.value))]) - zero_ns) / NS_PER_S:.2f} s", line.source, len(line.t)]
             for s in found for line in s.lines]  # fmt: skip
     head = ["what", "least", "mean over time", "most", "most at", "said by", "readings"]
     return table(head, rows, f"What was read over this time, at {where}")
@@ -118,7 +127,7 @@ def _gauge(found: list[Series], what: tuple[str, str, str], span: Span, join: Jo
     values = join([np.interp(t, s.t_ns, s.values) for s in found], axis=0) * times
     sources = sorted({s.source for s in found})
     said = f"{source} ({sources[0]}{f' and {len(sources) - 1} more' if len(sources) > 1 else ''})"
-    return Line(name, style, *_thinned(t, values), said, len(t))
+    return Line(name, style, t, values, said)
 
 
 def _flying(one: Run, span: Span) -> Line | None:
@@ -127,17 +136,19 @@ def _flying(one: Run, span: Span) -> Line | None:
     inside = (t >= span[0]) & (t <= span[1])
     if not inside.any():
         return None
-    return Line("in flight", "g-flight", *_thinned(t[inside].astype(float), count[inside].astype(float)),
-                "the client's own sends", int(inside.sum()))  # fmt: skip
+    return Line("in flight", "g-flight", t[inside].astype(float), count[inside].astype(float), "the client's own sends")
 
 
 def _power(run: Run, span: Span) -> Line | None:
     """Watts of the GPUs together; else of the CPU packages and their memory, from the growth of their counters."""
     gpus = series(run.readings, "power_watts", "gpu")
     if gpus:
-        source = "the simulator" if run.manifest.made_by == "simulated" else "the devices"
-        return _gauge(gpus, (f"power of {len(gpus)} device{'s' if len(gpus) > 1 else ''}, W", "g-power", source), span,
-                      np.sum)  # fmt: skip
+        simulated, told = run.manifest.made_by == "simulated", run.manifest.engine.get("devices")
+        # A meter is a device; the simulator has one for all devices of an engine.
+        many = told if simulated and isinstance(told, int) else len(gpus)
+        source = "the simulator" if simulated else "the devices"
+        name = f"power of {many} device{'' if many == 1 else 's'}, W"
+        return _gauge(gpus, (name, "g-power", source), span, np.sum)
     grown = []
     for name in ("package_energy_joules_total", "dram_energy_joules_total"):
         for s in series(run.readings, name, "host"):
@@ -149,21 +160,18 @@ def _power(run: Run, span: Span) -> Line | None:
     return _gauge(grown, ("power of the CPU packages, W", "g-power", "RAPL"), span, np.sum)
 
 
-def _thinned(t: Array, values: Array) -> tuple[Array, Array]:
-    if len(t) <= MOST_SAMPLES:
+def _thinned(t: Array, values: Array, most: int = MOST_SAMPLES) -> tuple[Array, Array]:
+    if len(t) <= most:
         return t, values
-    edges = np.linspace(0, len(t), MOST_SAMPLES + 1).astype(int)[:-1]
+    edges = np.linspace(0, len(t), most + 1).astype(int)[:-1]
     top = np.maximum.reduceat(values, edges)
     return t[edges], top
 
 
 def _parts(line: Line) -> list[list[At]]:
-    """The points of a line, apart where nothing was read for long: no line is drawn over what nobody saw."""
-    t = line.t.tolist()
-    if len(t) < 3 or line.style == "g-flight":
-        return [list(zip(t, line.value.tolist(), strict=True))]
-    took = np.diff(line.t)
-    cuts = np.flatnonzero(took > max(SILENT * float(np.median(took)), LEAST_SILENT_S * NS_PER_S)) + 1
-    pairs = list(zip(t, line.value.tolist(), strict=True))
-    edges = [0, *cuts.tolist(), len(pairs)]
-    return [pairs[a:b] for a, b in itertools.pairwise(edges)]
+    """The points that are drawn of a line, apart where nothing was read for long: no line over what nobody saw."""
+    edges, whole, out = [0, *(np.flatnonzero(line.silent) + 1).tolist(), len(line.t)], len(line.t), []
+    for a, b in itertools.pairwise(edges):
+        t, value = _thinned(line.t[a:b], line.value[a:b], max(round(MOST_SAMPLES * (b - a) / whole), 2))
+        out.append(list(zip(t.tolist(), value.tolist(), strict=True)))
+    return out

@@ -7,6 +7,7 @@ while its text stays readable. Lines of many points lie in a nested, stretched `
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,9 @@ from whywait.core.secrets import clean
 from whywait.units import number
 
 At = tuple[float, float]
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
+)
 _LETTER = 6.6  # px, about the width of a letter of a plot's text
 
 
@@ -227,8 +230,15 @@ class Labels:
         x = at[0] * self._width
         self._taken.append((x - radius, at[1] - radius, x + radius, at[1] + radius))
 
-    def put(self, at: At, text: str, class_: str = "label halo", wide: bool = False) -> None:
-        """Beside ``at`` (``wide``: clear of a ring); left out where no place is free, since the table has it."""
+    def keep_line(self, points: Sequence[At]) -> None:
+        """No text over the steps through ``points`` (share, px): each y holds until the next x."""
+        for (x, y), (until, then) in itertools.pairwise(points):
+            a, b = x * self._width, until * self._width
+            self._taken += [(a, y - 1, b, y + 1), (b - 1, min(y, then), b + 1, max(y, then))]
+
+    def put(self, at: At, text: str, class_: str = "label halo", wide: bool = False) -> bool:
+        """Beside ``at`` (``wide``: clear of a ring); False and left out where no place is free, since the table has
+        it."""
         long = len(text) * _LETTER
         for dx, dy, anchor in self._TRIES:
             if wide:
@@ -239,7 +249,8 @@ class Labels:
             if inside and not any(_overlap(box, b) for b in self._taken):
                 self._taken.append(box)
                 self._plot.text((at[0], at[1] + dy), text, class_, anchor, dx)
-                return
+                return True
+        return False
 
 
 def lanes(spans: Sequence[At], most: int) -> dict[int, int]:

@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from whywait.analyze.summary import GAIN
 from whywait.judge.vocabulary import page
 from whywait.report.model_rows import model_rows
 from whywait.report.text_parts import print_bands
@@ -20,9 +21,14 @@ from whywait.units import load_name, ms, number, percent, plain, size
 PER_TABLE = 6
 INVALID = "INVALID: the client was late, so the figures are not the service's alone:"
 MARK = {"holds": ("●", "bold red"), "undecided": ("?", "yellow"), "fails": ("○", "dim")}
+#: The word for a state. The claim of what was ruled out is its contrary ("no queue for a place"), so "fails" beside it
+#: would be read as the opposite.
+STATES = {"holds": "holds", "undecided": "undecided", "fails": "not the cause"}
 PHASE_NAMES = {"queue": "queue", "prefill": "prefill", "decode": "decode", "stall": "stalled decode",
                "network": "network", "client": "client", "frontend": "frontend", "tail": "tail",
                "unknown": "not explained"}  # fmt: skip
+#: What the knee is, by the definition of ``analyze.summary.knee``.
+KNEE = f"past it a doubling of the load brings less than {GAIN:.0%} more throughput".replace("%", " %")
 DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_work": "idle, no request",
                 "idle_host": "idle, work queued", "idle_kv_blocked": "idle, no KV space", "throttled": "throttled",
                 "communication": "communication", "unknown": "not explained"}  # fmt: skip
@@ -84,7 +90,7 @@ def _verdict(out: Console, v: Any) -> None:
     mark, style = MARK[v.state]
     share = f"  {percent(v.share)} of {v.of}" if v.share is not None and v.state != "fails" else ""
     out.print(Text.assemble((f"\n{mark} ", style), (v.claim, "bold" if v.state == "holds" else ""), (share, "cyan"),
-                            (f"  [{v.state}, {v.how}]", "dim")))  # fmt: skip
+                            (f"  [{STATES[v.state]}, {v.how}]", "dim")))  # fmt: skip
     for label, lines in (("evidence", v.evidence), ("against", v.against)):
         for line in lines:
             out.print(Text(f"    {label}: {line}", style="dim" if label == "against" else ""))
@@ -107,7 +113,7 @@ def _tables(out: Console, summary: dict[str, Any]) -> None:
     if footnote:
         out.print(Text("? upper 95 % bound unknown: too few requests for this percentile", style="dim"))
     if summary.get("knee") is not None:
-        out.print(Text("◂ throughput stops growing here and waiting grows instead", style="dim"))
+        out.print(Text(f"◂ {KNEE}, and waiting grows instead", style="dim"))
 
 
 def _table(points: list[dict[str, Any]], start: int, summary: dict[str, Any]) -> tuple[Table, bool]:

@@ -14,6 +14,7 @@ from whywait.analyze.phases import PHASES
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.report import lanes, strips, svg
+from whywait.report.neighbours import gap_of
 from whywait.report.svg import Html, Plot, Scale, cat, clip, details, table, tag
 from whywait.report.text import PHASE_NAMES
 from whywait.report.view import Point, View, load_name
@@ -21,6 +22,7 @@ from whywait.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms, percent
 
 MOST_REQUESTS, MOST_LANES, MOST_LISTED = 240, 80, 60
 MOST_IN_ALL, LEAST_REQUESTS = 2_400, 60  # of all points together; and of each, however many there are
+LEAST_SHARE = 0.001  # a smaller share of the time is not named
 MOST_CHUNKS, MOST_STAMPS = 400, 150_000  # stamps kept for zooming, of one request and of the whole page
 
 
@@ -55,8 +57,8 @@ def timelines(view: View) -> tuple[Html, list[Drawn]]:
     found = [_drawn(view, p, most) for p in shown]
     text = (f"A lane per request in flight, at most {most} requests of a point in {MOST_LANES} lanes (a "
             f"stretch of the steady window, not a choice), at {len(shown)} of {len(view.points)} points. How long each "
-            "phase took is known; their order before the first token is assumed, and stalls lie at the longest "
-            "gaps.")  # fmt: skip
+            "phase took is known; their order before the first token is assumed, and stalls lie at the "
+            f"longest gaps, {lanes.MOST_STALLS} of a request at most.")  # fmt: skip
     if view.passive:
         text = "No request was ours: what was read of the service, over the time that was watched."
     body = cat(_timeline(view, d, d.point is first) for d in found)
@@ -110,7 +112,7 @@ def _timeline(view: View, d: Drawn, open_: bool) -> Html:
     shares = _shares(spent, d.rows)
     reading = _reading(d, len(spent), shares)
     drawn = plot.svg(f"Timeline at {load_name(p)}", reading, f"time-{p['point']}")
-    words = svg.legend((f"f-{k}", PHASE_NAMES[k]) for v, k in shares if v >= 0.001)
+    words = svg.legend((f"f-{k}", PHASE_NAMES[k]) for v, k in shares if v >= LEAST_SHARE)
     body = [tag("p", reading, class_="reading"), words,
             tag("div", drawn, class_="timeline", id=f"timeline-{p['point']}", data_point=p["point"]),
             _derived(p, shares), *_tables(view, d, spent)]  # fmt: skip
@@ -128,8 +130,9 @@ def _reading(d: Drawn, all_: int, shares: list[tuple[float, str]]) -> str:
     low, high = ((t - d.zero) / NS_PER_S for t in d.span)
     text = f"From {low:.1f} to {high:.1f} s."
     if d.rows:
-        largest = ", ".join(f"{PHASE_NAMES[k]} {percent(v)}" for v, k in shares[:3] if v)
-        in_lanes = f"in {len(set(d.lane.values()))} lanes"
+        largest = ", ".join(f"{PHASE_NAMES[k]} {percent(v)}" for v, k in shares[:3] if v >= LEAST_SHARE)
+        count = len(set(d.lane.values()))
+        in_lanes = f"in {count} lane{'' if count == 1 else 's'}"
         text = (f"{len(d.rows)} of {all_} requests drawn, from {low:.1f} to {high:.1f} s, {in_lanes}; of their time "
                 f"{largest}.")  # fmt: skip
     return f"{text} {strips.strips_reading(d.strips)}".rstrip()
@@ -164,18 +167,28 @@ def _tables(view: View, d: Drawn, spent: Array) -> list[Html]:
 
 
 def data(view: View, found: list[Drawn]) -> dict[str, Any]:
-    """What zooming needs: per point its name, time (s) and lanes; per request its facts, spans (phase, from, length)
-    and when its chunks came, in whole µs after the first instant that is drawn."""
+    """What zooming needs: per point its name, time (s) and lanes; per request its facts, spans (phase, from, length),
+    when its chunks came, its account (by phase), and its longest gap (from, length, the usual, whose prefill lies in
+    it and for how long); times in whole µs after the first instant that is drawn."""
     each = min(MOST_CHUNKS, max(MOST_STAMPS // max(sum(len(d.rows) for d in found), 1), 16))
     return {"phases": [[k, PHASE_NAMES[k]] for k in PHASES], "points": [_point(view, d, each) for d in found]}
 
 
 def _point(view: View, d: Drawn, most: int) -> dict[str, Any]:
-    c, zero = view.one(d.point)[1], d.span[0]
+    c, zero, spent = view.one(d.point)[1], d.span[0], view.acc.phases[view.acc.point == d.point["point"]]
+    g = gaps(c)
     req, outcomes = d.one.requests, d.one.requests.text("outcome")
 
     def us(t_ns: float) -> int:
         return round((t_ns - zero) / NS_PER_US)
+
+    def gap(j: int) -> list[int | None] | None:
+        found = gap_of(d.one, g, j, spent)
+        if found is None:
+            return None
+        whose = None if found.whose is None else int(req["id"][found.whose])
+        took = (round(v / NS_PER_US) for v in (found.length, found.usual, found.shared))
+        return [us(found.begin), *took, whose]
 
     rows = []
     for j in d.rows:
@@ -185,6 +198,7 @@ def _point(view: View, d: Drawn, most: int) -> dict[str, Any]:
         tokens = [None if np.isnan(req[k][j]) else int(req[k][j]) for k in ("prompt_tokens", "output_tokens")]
         count = int(np.searchsorted(c.row, j + 1) - np.searchsorted(c.row, j))
         rows.append([int(req["id"][j]), d.lane[j], us(d.begin[j]), outcomes[j], clip(req["class"][j] or "", 40),
-                     int(req["replica"][j]), *tokens, count, spans, chunks])  # fmt: skip
+                     int(req["replica"][j]), *tokens, count, spans, chunks,
+                     [round(v / NS_PER_US) for v in spent[j].tolist()], gap(j)])  # fmt: skip
     return {"point": d.point["point"], "name": load_name(d.point), "from_s": (zero - d.zero) / NS_PER_S,
             "us": us(d.span[1]), "thick": d.thick, "requests": rows}  # fmt: skip

@@ -57,7 +57,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 def _card(c: Mapping[str, Any]) -> Html:
     kind = tag("span", f" · {KINDS[c['kind']]}", class_="how")
-    state = tag("p", STATES[c["state"]].replace("Ruled out", "Fails") + kind, class_="state")
+    state = tag("p", STATES[c["state"]].replace("Not the cause", "Fails") + kind, class_="state")
     share = tag("p", tag("b", said(c["value"], c["scale"], c["unit"])) + f" in {c['pairs']} pairs", class_="share")
     rows = [("Evidence", c["evidence"]), ("Against", c["against"]), ("To settle it", [c["next_step"]])]
     facts = cat(tag("dt", n) + tag("dd", tag("ul", cat(tag("li", x) for x in xs))) for n, xs in rows if any(xs))
@@ -88,10 +88,13 @@ def forest(effects: Mapping[str, Any], key: str, over: str = "the pairs of round
         value, low, high = e["ratio"]
         tip = f"{e['title']}: {said(value, RATIO, '')}"
         plot.text((0, y + 4), clip(e["title"], 28), "label", "end", -8)
-        plot.line((at(low, -1.0), y), (at(high, 1.0), y), "axis")
+        if low or high:  # a bound that is unknown reaches to the edge; without any there is no interval
+            plot.line((at(low, -1.0), y), (at(high, 1.0), y), "axis")
         plot.mark((at(value, 0.0), y), "dot", "f-decode", tip)
         plot.text((1, y + 4), said(value, RATIO, ""), "value", dx=6)
     reading = f"B against A, with the 95 % interval of each figure over {over}."
+    bare = sum(1 for e in rows if not any(e["ratio"][1:]))
+    reading += f" {bare} without a line {'has' if bare == 1 else 'have'} no interval." if bare else ""
     reading += f" The first {MOST} of {len(known)}; the table has all." if len(known) > MOST else ""
     return figure("Effects", reading, [plot.svg("Effects of B against A", reading, key)], key)
 

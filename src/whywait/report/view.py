@@ -14,6 +14,7 @@ from whywait.analyze.phases import RequestAccount
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.report.svg import Html, clip, tag
+from whywait.report.text import KNEE
 from whywait.units import ms
 
 MOST_ROWS = 24  # points drawn in a chart; the tables have all
@@ -107,7 +108,7 @@ def load_name(p: Point, label: bool = True) -> str:
 
 def signs(view: View) -> Html:
     """What the signs of the point names mean, and how many points are not drawn."""
-    notes = ["◂ knee: throughput stops growing here"] if view.knee is not None else []
+    notes = [f"◂ knee: {KNEE}"] if view.knee is not None else []
     labels = dict.fromkeys(clip(p["label"]) for p in view.points if view.marked(p))
     notes += ["◆ " + ", ".join(list(labels)[:4])] if labels else []
     few, all_ = len(view.drawn), len(view.points)

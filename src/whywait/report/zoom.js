@@ -8,8 +8,8 @@
   const LEAST_US = 200; // no stretch is shorter
   const BESIDE = 16; // neighbours that are named
   // Places in a row of the data.
-  const ID = 0, LANE = 1, BEGIN = 2, OUTCOME = 3, CLASS = 4, REPLICA = 5, PROMPT = 6, OUTPUT = 7, COUNT = 8, SPANS = 9, CHUNKS = 10;
-  const PREFILL = data.phases.findIndex(([key]) => key === "prefill");
+  const ID = 0, LANE = 1, BEGIN = 2, OUTCOME = 3, CLASS = 4, REPLICA = 5, PROMPT = 6, OUTPUT = 7, COUNT = 8, SPANS = 9, CHUNKS = 10,
+    SPENT = 11, GAP = 12; // by phase; [from, length, the usual, shared, whose]
 
   const make = (name, attributes, ...inside) => {
     const [kind, svg] = name.startsWith("svg:") ? [name.slice(4), true] : [name, false];
@@ -36,15 +36,9 @@
     let at = 0;
     return row[CHUNKS].map((delta) => (at += delta));
   };
-  const endOf = (row) => spansOf(row).reduce((end, s) => Math.max(end, s.to), row[BEGIN]);
-  // What a request spent in each phase: stalls lie over decode, so their time is taken out of it.
-  const spentOf = (row) => {
-    const spent = data.phases.map(() => 0);
-    const stall = data.phases.findIndex(([key]) => key === "stall"), decode = data.phases.findIndex(([key]) => key === "decode");
-    for (const s of spansOf(row)) spent[s.phase] += s.to - s.from;
-    spent[decode] = Math.max(0, spent[decode] - spent[stall]);
-    return spent;
-  };
+  // The account, not what is drawn: of many stalls the longest are, and what is too short is not.
+  const tookOf = (row) => row[SPENT].reduce((sum, us) => sum + us, 0);
+  const endOf = (row) => row[BEGIN] + tookOf(row);
 
   const ticks = (from, to, most) => {
     const raw = (to - from) / most, unit = 10 ** Math.floor(Math.log10(raw));
@@ -82,11 +76,11 @@
         made.addEventListener("click", act);
         return made;
       };
-      const slowest = [...this.point.requests].sort((a, b) => endOf(b) - b[BEGIN] - (endOf(a) - a[BEGIN]));
+      const slowest = [...this.point.requests].sort((a, b) => tookOf(b) - tookOf(a));
       const id = `${this.box.id}-request`;
       this.select = make("select", { id }, make("option", { value: "" }, "none"));
       for (const row of slowest)
-        this.select.append(make("option", { value: row[ID] }, `#${row[ID]}, ${ms(endOf(row) - row[BEGIN])}, ${row[OUTCOME]}`));
+        this.select.append(make("option", { value: row[ID] }, `#${row[ID]}, ${ms(tookOf(row))}, ${row[OUTCOME]}`));
       this.select.addEventListener("change", () => (this.select.value === "" ? this.forget() : this.choose(Number(this.select.value))));
       this.box.prepend(make("div", { class: "tools noprint", role: "toolbar", "aria-label": `Zoom of the timeline at ${this.point.name}` },
         button("+", "Zoom in", () => this.zoom(0.5)),
@@ -236,26 +230,15 @@
         .sort((a, b) => b.shared - a.shared);
     }
 
-    // The longest gap between chunks, the usual one, and whose prefill lies in it.
     gap() {
-      const stamps = stampsOf(this.chosen), lengths = stamps.slice(1).map((t, i) => t - stamps[i]);
-      if (lengths.length < 2 || stamps.length < this.chosen[COUNT]) return "";
-      const usual = [...lengths].sort((a, b) => a - b)[Math.floor(lengths.length / 2)], longest = Math.max(...lengths);
-      const at = lengths.indexOf(longest), [from, to] = [stamps[at], stamps[at + 1]];
-      let most = 0, whose = "";
-      for (const { row } of this.beside())
-        for (const s of spansOf(row)) {
-          const shared = Math.min(s.to, to) - Math.max(s.from, from);
-          if (s.phase === PREFILL && shared > most) {
-            most = shared;
-            whose = `, ${ms(shared)} of it in the prefill of #${row[ID]}`;
-          }
-        }
-      return ` Gaps are usually ${ms(usual)}; the longest is ${ms(longest)}, ${ms(from - this.chosen[BEGIN])} after its beginning${longest > 1.5 * usual ? whose : ""}.`;
+      if (!this.chosen[GAP]) return "";
+      const [from, longest, usual, shared, whose] = this.chosen[GAP];
+      const why = whose === null ? "" : `, ${ms(shared)} of it in the prefill of #${whose}`;
+      return ` Gaps are usually ${ms(usual)}; the longest is ${ms(longest)}, ${ms(from - this.chosen[BEGIN])} after its beginning${why}.`;
     }
 
     detail() {
-      const row = this.chosen, total = endOf(row) - row[BEGIN], spent = spentOf(row), stamps = stampsOf(row), beside = this.beside();
+      const row = this.chosen, total = tookOf(row), spent = row[SPENT], stamps = stampsOf(row), beside = this.beside();
       const facts = [row[OUTCOME], row[CLASS] && `class ${row[CLASS]}`, row[PROMPT] !== null && `${row[PROMPT]} prompt tokens`,
         row[OUTPUT] !== null && `${row[OUTPUT]} output tokens`, `${row[COUNT]} chunks`].filter(Boolean).join(", ");
       const some = stamps.length < row[COUNT] ? ` ${stamps.length} of its ${row[COUNT]} chunks are drawn.` : "";
