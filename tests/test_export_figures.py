@@ -177,6 +177,23 @@ def test_any_run_gives_metrics_that_parse(run: Run) -> None:
     families_of(text_of(choose(run), step_ns=4 * S))
 
 
+def test_a_reading_is_told_as_long_as_it_is_of_now() -> None:
+    base = make_run([{"sent_ns": 0, "end_ns": 60 * S}])
+    read = Table.from_rows("readings", [{"answered_ns": r["asked_ns"], **r} for r in gauge_rows("running", [(0, 2.0)])])
+    run = Run(base.manifest, base.points, base.requests, base.chunks, base.steps, read)
+    told = [float(line.rpartition(" ")[2]) for line in text_of(choose(run)).splitlines()
+            if line.startswith("whywait_engine_running_requests{")]  # fmt: skip
+    assert [t - told[0] for t in told] == [float(t) for t in range(16)]  # 15 s, then nothing
+
+
+def test_a_value_on_a_bound_is_in_its_bucket() -> None:
+    """Prometheus' le: at most the bound."""
+    run = make_run([{"sent_ns": 0, "first_ns": 100 * MS, "last_ns": 2 * S, "end_ns": 2 * S}])
+    lines = [line for line in text_of(choose(run), at_end=True).splitlines() if "ttft_seconds_bucket" in line]
+    counts = {line.split('le="')[1].split('"')[0]: line.rpartition(" ")[2] for line in lines}
+    assert (counts["0.075"], counts["0.1"], counts["0.15"]) == ("0", "1", "1")
+
+
 # --- Grafana
 
 _METRIC = re.compile(r"\bwhywait_\w+")
@@ -270,6 +287,29 @@ def test_llmd_reports_are_valid_and_true() -> None:
     assert found == reports(choose(run))  # the same ids every time
 
 
+def test_llmd_adds_up_engines_and_devices_and_takes_the_mean_of_shares() -> None:
+    base = Service().closed(1, 6)
+    end = int(base.points["end_ns"].max())
+    every = range(0, end, S // 4)
+    rows = [*(r for gpu, watts in (("0", 300.0), ("1", 400.0))
+              for r in gauge_rows("power_watts", [(t, watts) for t in every], "gpu", gpu=gpu)),
+            *(r for gpu, share in (("0", 0.2), ("1", 0.8))
+              for r in gauge_rows("busy_share", [(t, share) for t in every], "gpu", gpu=gpu)),
+            *(r for e in ("0", "1") for r in gauge_rows("running", [(t, 4.0) for t in every], engine=e)),
+            *gauge_rows("kv_use", [(t, 0.25) for t in every], "metrics/0"),
+            *gauge_rows("kv_use", [(t + S // 8, 0.75) for t in every], "metrics/1"),
+            *gauge_rows("power_watts", [(t, 1e6) for t in every], "host")]  # fmt: skip
+    read = Table.from_rows("readings", [{"answered_ns": r["asked_ns"], **r} for r in rows])
+    run = Run(base.manifest, base.points, base.requests, base.chunks, base.steps, read)
+    report = reports(choose(run))[0]
+    valid(report)
+    seen = report["results"]["observability"]["components"][0]["aggregate"]
+    assert (seen["power_consumption"]["min"], seen["power_consumption"]["max"]) == (700.0, 700.0)
+    assert seen["running_requests"]["mean"] == 8.0
+    assert seen["gpu_utilization"]["mean"] == pytest.approx(50.0)
+    assert seen["kv_cache_usage"]["mean"] == pytest.approx(50.0)  # though both were read at other times
+
+
 def test_llmd_names_an_accelerator_only_where_it_is_known() -> None:
     bare = reports(choose(service()))[0]["scenario"]["stack"][0]["standardized"]
     assert (bare["kind"], bare["tool"], bare["tool_version"]) == ("generic", "vllm", "0.32")
@@ -336,11 +376,31 @@ def test_vllm_bench_by_its_definitions() -> None:
     assert found["p99_e2el_ms"] == pytest.approx(np.percentile([3000, 2000], 99))
     assert found["request_goodput"] == 0.1
     assert (found["request_rate"], found["burstiness"], found["max_concurrency"]) == (2.0, 1.0, None)
-    assert (found["backend"], found["model_id"], found["date"]) == ("openai", "org/m", "20231114-221320")
+    assert (found["backend"], found["model_id"]) == ("openai", "org/m")
+    assert found["date"] == "20231114-221330"  # vLLM writes it after the run
     assert found["generated_texts"] == [None] * 3
     # Stream events by second since the first was sent: one in second 1, two in 2, one in 3. Both requests in 0 and 1.
     assert found["max_output_tokens_per_s"] == 2.0
     assert found["max_concurrent_requests"] == 2
+
+
+def test_vllm_bench_tells_burstiness_of_poisson_arrivals_only() -> None:
+    def told(mode: str, arrivals: str) -> Any:
+        points = [{"mode": mode, "target": 2.0, "start_ns": 0, "end_ns": S}]
+        return bench(make_run([{"sent_ns": 0, "end_ns": S}], points=points, workload={"arrivals": arrivals}))[
+            "burstiness"
+        ]
+
+    assert told("rate", "poisson") == 1.0
+    assert told("rate", "constant") is None
+    assert told("concurrency", "poisson") is None
+
+
+def test_vllm_bench_counts_one_token_as_within_any_tpot() -> None:
+    """As vLLM does: there is no time between tokens to be too long."""
+    row = {"sent_ns": 0, "first_ns": S, "last_ns": S, "end_ns": S, "output_tokens": 1}
+    found = bench(make_run([row], stream(0, [S]), slo={"tpot_ms": 50.0}))
+    assert found["request_goodput"] == 1.0
 
 
 def test_llmd_reads_our_vllm_bench_file_as_vllms_own(tmp_path: Path) -> None:

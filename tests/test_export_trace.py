@@ -168,6 +168,15 @@ def test_phases_chunks_steps_and_counters() -> None:
     assert not any("sampler" in path for path in trace.counts)
 
 
+def test_the_rate_of_a_counter_stands_from_the_reading_that_begins_its_gap() -> None:
+    run = Service().closed(1, 2)
+    rows = gauge_rows("output_tokens_total", [(S, 0.0), (2 * S, 10.0), (4 * S, 70.0)])
+    read = Table.from_rows("readings", [{"answered_ns": r["asked_ns"], **r} for r in rows])
+    trace, _ = trace_of(choose(Run(run.manifest, run.points, run.requests, run.chunks, run.steps, read)))
+    (told,) = [values for path, values in trace.counts.items() if path.endswith("output tokens")]
+    assert told == [(S, 10.0), (2 * S, 30.0), (4 * S, 0.0)]
+
+
 def test_lanes_hold_one_request_at_a_time_and_are_no_more_than_it_takes() -> None:
     run = service()
     trace, _ = trace_of(choose(run))

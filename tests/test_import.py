@@ -114,6 +114,47 @@ def test_a_figure_that_nothing_explains_is_told_as_such(tmp_path: Path) -> None:
 # --- definitions of single tools
 
 
+@pytest.mark.parametrize(("off", "agrees"), [(1.02, True), (0.98, True), (1.1, False), (0.9, False)])
+def test_a_rate_may_be_off_by_the_ends_of_the_run_and_no_more(off: float, agrees: bool, tmp_path: Path) -> None:
+    row = json.loads((DATA / "vllm-0.32-c4.json").read_text())
+    row["request_throughput"] = row["completed"] / row["duration"] * off
+    found, doubts = compared(*imported(put(tmp_path / "x.json", row)))
+    (rate,) = [f for f in found if f.name == "requests_per_s"]
+    assert rate.agrees == agrees
+    assert any("requests/s is not what the tool itself published" in d["what"] for d in doubts) != agrees
+
+
+def test_a_short_last_gap_is_an_end_only_where_it_is_far_below_the_others(tmp_path: Path) -> None:
+    """With fewer chunks than tokens the gap before the last is all that tells an end without a token."""
+    for last, chunks in ((0.05, 5), (0.03, 5), (0.01, 4)):  # of 0.1: an end comes at once
+        itls = [[0.1, 0.1, 0.1, last]] * 3
+        path = put(
+            tmp_path / "x.json", files.vllm_2025(output_lens=[9] * 3, itls=itls, ttfts=[0.2] * 3, errors=[""] * 3)
+        )
+        run, _ = imported(path)
+        assert (run.requests["content_chunks"] == chunks).all(), last
+
+
+def test_ids_follow_the_schedule_whatever_the_order_in_the_file(tmp_path: Path) -> None:
+    """GuideLLM writes the good requests first, AIPerf them as they end; pairs of two runs are made by id."""
+    for name in REAL:
+        if name.endswith("yaml"):
+            continue
+        req = imported(DATA / name)[0].requests
+        for point in np.unique(req["point"]):
+            mine = req.where(req["point"] == point)
+            began = np.where(np.isnan(mine["due_ns"]), mine["sent_ns"], mine["due_ns"])
+            assert (np.diff(began[~np.isnan(began)]) >= 0).all(), name
+    run, _ = imported(DATA / "guidellm-0.8.1-failures.json")
+    bad = np.flatnonzero(run.requests["outcome"] != 0)
+    assert bad.min() < len(run.requests) - len(bad)  # not all at the end
+    skipped = {"metadata": {"context_overflow_skip": True, "benchmark_phase": "profiling"}, "metrics": {}}
+    rows = files.aiperf_0_3(tmp_path).read_text().splitlines()
+    put(tmp_path / "profile_export.jsonl", "\n".join([json.dumps(skipped), *reversed(rows)]))
+    run, _ = imported(tmp_path / "profile_export.jsonl")
+    assert run.requests.text("outcome") == ["ok", "ok", "cancelled", "never_sent"]
+
+
 def test_a_role_chunk_is_no_first_token() -> None:
     """vllm bench serve stamps the first chunk with choices; of the stub that one carries only a role."""
     run, _ = imported(DATA / "vllm-0.32-chat.json")

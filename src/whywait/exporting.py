@@ -76,9 +76,9 @@ def export(directory: str | Path, ask: Ask) -> dict[str, Any]:
 def _exported(chosen: Chosen, directory: Path, ask: Ask) -> dict[str, Any]:
     m = chosen.run.manifest
     told = chosen.rows if ask.to in FOLDERS else chosen.due
-    about = {"to": ask.to, "run": str(directory), "made_by": m.made_by, "partial": m.partial,
+    about = {"to": ask.to, "run": str(directory), "made_by": m.origin, "partial": m.partial,
              "partial_reason": m.partial_reason or None, "points": list(chosen.points), "requests": len(told),
-             "dated": chosen.dated}  # fmt: skip
+             "dated": chosen.dated, "starts": chosen.labels.get("starts")}  # fmt: skip
     if ask.endpoint:
         return {**about, "endpoint": _where(ask), **_send(chosen, ask)}
     if ask.to in FOLDERS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,7 +210,18 @@ def _unwrap(values: Floats) -> tuple[Floats, NDArray[np.bool_]]:
 def gauge(readings: Table, name: str, window: Window, source: str | None = None, combine: str = "sum") -> Gauge | None:
     """A gauge over the window. Several series (replicas, engines) are combined at every instant: ``sum`` for amounts,
     ``mean`` or ``max`` for shares."""
-    parts = series(readings, name, source)
+    found = joined(series(readings, name, source), window, combine)
+    if found is None:
+        return None
+    grid, y = found
+    wide = np.diff(grid)
+    mean = (wide * (y[1:] + y[:-1]) / 2).sum() / wide.sum() if len(wide) else y[0]
+    return Gauge(float(mean), float(y.min()), float(y.max()), float(y[-1]), _slope_per_s(grid, y), len(grid))
+
+
+def joined(parts: Sequence[Series], window: Window, combine: str) -> tuple[Floats, Floats] | None:
+    """Times (ns) and values of several series as one, at every reading of any of them inside the window; the others
+    lie on lines between their own readings. None without such a reading."""
     inside = [s for s in parts if ((s.t_ns >= window[0]) & (s.t_ns <= window[1])).any()]
     if not inside:
         return None
@@ -222,10 +233,7 @@ def gauge(readings: Table, name: str, window: Window, source: str | None = None,
     if not len(grid):
         return None
     stack = np.array([np.interp(grid, s.t_ns, s.values) for s in inside])
-    y = _COMBINE[combine](stack, axis=0)
-    wide = np.diff(grid)
-    mean = (wide * (y[1:] + y[:-1]) / 2).sum() / wide.sum() if len(wide) else y[0]
-    return Gauge(float(mean), float(y.min()), float(y.max()), float(y[-1]), _slope_per_s(grid, y), len(grid))
+    return grid, _COMBINE[combine](stack, axis=0)
 
 
 def _slope_per_s(t_ns: Floats, y: Floats) -> float | None:

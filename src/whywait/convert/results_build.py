@@ -25,6 +25,7 @@ CLOCKS_APART = 5 * NS_PER_MS  # stamps of two clocks may contradict each other b
 TOGETHER = NS_PER_MS // 10  # chunks that a tool's loop stamped closer than this came in one read
 LONGEST = 50 * 86_400 * NS_PER_S  # of a run
 APART = NS_PER_S  # between points whose files share no clock
+SIMULATED = "simulated"  # ``made_by`` of a run, and so of one that a file of ours holds
 _STAMPS = ("due", "sent", "accepted", "first", "last", "end")
 
 
@@ -49,11 +50,14 @@ def build(sources: Sequence[Source], given: Given) -> Run:
         _in_reach(part, bad)
         for r in part.requests:
             _in_order(r, bad)
+        part.requests.sort(key=_turn)
     left = _chunks_left((p for _, p in parts), given.chunks)
     zero, at = _axis(parts)
     points = [_point(part, number, at[number]) for number, (_, part) in enumerate(parts)]
     rows = [(number, r) for number, (_, part) in enumerate(parts) for r in part.requests]
-    chunks = [_stream(r, i, at[n]) for i, (n, r) in enumerate(rows) if r.times is not None] if not left else []
+    clocks = [CLOCKS.index("kernel" if s.made_by == SIMULATED else "user") for s, _ in parts]
+    kept = [] if left else [(i, n, r) for i, (n, r) in enumerate(rows) if r.times is not None]
+    chunks = [_stream(r, i, at[n], clocks[n]) for i, n, r in kept]
     return Run(
         _manifest(sources, parts, given, zero, left),
         Table.from_rows("points", points),
@@ -183,6 +187,13 @@ def _in_order(r: Asked, bad: Faults) -> None:
         r.role_ns = None
 
 
+def _turn(r: Asked) -> tuple[bool, int]:
+    """Place in the schedule, which ids are to follow: by when a request was due, else sent. Tools write their rows as
+    requests end, or the good ones first; what was never sent goes last."""
+    at = r.sent if r.due is None else r.due
+    return at is None, at or 0
+
+
 def _request_table(rows: list[tuple[int, Asked]], at: list[int]) -> Table:
     """By column: a row as an object of its own would take more memory than the file it was read from."""
     n = len(rows)
@@ -245,7 +256,7 @@ def _readings(source: Source, part: Part, point: dict[str, Any]) -> list[dict[st
 # --- chunks
 
 
-def _stream(r: Asked, number: int, shift: int) -> dict[str, Any]:
+def _stream(r: Asked, number: int, shift: int, clock: int) -> dict[str, Any]:
     """Chunks of a request: several that the tool's loop stamped within a moment came in one read, and are intervals."""
     assert r.times is not None
     t = r.times + shift
@@ -258,7 +269,7 @@ def _stream(r: Asked, number: int, shift: int) -> dict[str, Any]:
     inside = group & (begin > 0)
     low[inside] = t[begin[inside] - 1]
     low[group & (begin == 0) & near] = t[0]
-    found: dict[str, Any] = {"id": number, "t": t, "low": low, "kind": _kinds(r, len(t))}
+    found: dict[str, Any] = {"id": number, "t": t, "low": low, "kind": _kinds(r, len(t)), "clock": clock}
     if r.role_ns is not None:
         found["t"] = np.concatenate(([r.role_ns + shift], t))
         found["low"] = np.concatenate(([np.nan], low))
@@ -277,13 +288,12 @@ def _chunk_table(streams: list[dict[str, Any]]) -> Table:
     if not streams:
         return Table.empty("chunks")
     size = [len(s["t"]) for s in streams]
-    n = sum(size)
     return Table("chunks", {
         "id": np.repeat(np.array([s["id"] for s in streams], dtype=np.int64), size),
         "t_ns": np.concatenate([s["t"] for s in streams]).astype(np.int64),
         "t_low_ns": np.concatenate([s["low"] for s in streams]),
         "kind": np.concatenate([s["kind"] for s in streams]).astype(np.int8),
-        "clock": np.full(n, CLOCKS.index("user"), dtype=np.int8),
+        "clock": np.repeat(np.array([s["clock"] for s in streams], dtype=np.int8), size),
     })  # fmt: skip
 
 
@@ -313,7 +323,7 @@ def _manifest(
     for s in sources:
         engine |= {k: v for k, v in s.engine.items() if k not in engine}
     return Manifest(
-        made_by="imported",
+        made_by=SIMULATED if any(s.made_by == SIMULATED for s in sources) else "imported",
         zero_unix_ns=zero,
         command=given.command,
         endpoint=first.endpoint,
@@ -340,7 +350,11 @@ def _files(source: Source) -> list[dict[str, Any]]:
 def _differences(sources: Sequence[Source], parts: list[tuple[Source, Part]]) -> list[dict[str, str]]:
     """What the files disagree in, though they are one Run here."""
     found = []
-    told = (("model", [s.engine.get("model") for s in sources]), ("endpoint", [s.endpoint.get("url") for s in sources]))
+    told = (
+        ("model", [s.engine.get("model") for s in sources]),
+        ("endpoint", [s.endpoint.get("url") for s in sources]),
+        ("times", ["simulated" if s.made_by == SIMULATED else "measured" for s in sources]),
+    )
     for name, values in told:
         said = sorted({str(v) for v in values if v})
         if len(said) > 1:

@@ -113,6 +113,7 @@ class Source:
     notes: list[dict[str, str]] = field(default_factory=list)
     definitions: dict[str, str] = field(default_factory=dict)  # how the tool's own figure differs from ours
     bad: Faults | None = None
+    made_by: str | None = None  # where the file is whywait's own and says it
 
 
 class Faults:

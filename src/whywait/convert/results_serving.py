@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from whywait.convert import results_file as rf
+from whywait.convert import results_own as own
 from whywait.convert.results_part import Asked, Faults, Part, Source, after, doubt, ended
 from whywait.errors import UsageError
 
@@ -116,15 +117,17 @@ def _part(row: dict[str, Any], source: Source, where: str) -> Part:
         if lists[name] is None or len(lists[name] or ()) != n:
             raise UsageError(f"{where}: '{name}' should hold {n} values, one per request", "was the file changed?")
     bad = source.bad or Faults()
-    told = bool(lists["start_times"]) and len(lists["start_times"] or ()) == n
+    begun = lists["start_times"] or ()
+    told = len(begun) == n and any(t is not None for t in begun) and own.starts(row) is None
     part = Part(*_load(row, n), requests=[], starts="told" if told else "replayed")
     timed = part.mode != "concurrency"
-    if part.mode != "concurrency" and not told:
+    if timed and not told:
         part.starts = "assumed"
     for i in range(n):
         bad.rows += 1
         part.requests.append(_request({k: v[i] for k, v in lists.items() if v and i < len(v)}, bad, timed, told))
-    skipped = _not_tokens(part.requests, str(row.get("backend") or row.get("endpoint_type") or ""), source.tool)
+    backend = str(row.get("backend") or row.get("endpoint_type") or "")
+    skipped = None if own.is_own(row) else _not_tokens(part.requests, backend, source.tool)
     capped = timed and bool(row.get("max_concurrency")) and any(r.due is not None for r in part.requests)
     source.notes += [d for d in (skipped, _waiting() if capped else None) if d and d not in source.notes]
     part.took = bad.read(rf.span, row.get("duration"), "duration")
@@ -132,6 +135,9 @@ def _part(row: dict[str, Any], source: Source, where: str) -> Part:
     counted = {name: bad.read(rf.count, row.get(key), key) for key, name in _COUNTERS.items()}
     part.grown = {name: float(n) for name, n in counted.items() if n is not None}
     _facts(row, source, part)
+    if own.is_own(row):
+        own.note(row, source)
+        own.name_failures(part.requests, lists["errors"] or [])
     return part
 
 

@@ -157,10 +157,15 @@ def write_json(path: Path, value: Any) -> None:
 def laid_out(run: Run) -> Array:
     """Load points (numbers) whose requests were laid out on the axis by nothing but a rate: an imported file did not
     say when they were sent. Durations of requests hold there; what overlaps what is not known."""
+    return np.array([k for k, v in sends(run).items() if v == "assumed"], dtype=np.int64)
+
+
+def sends(run: Run) -> dict[int, str]:
+    """How it is known when the requests of an imported load point (number) were sent, where the file did not say:
+    ``replayed`` (by the limit of requests in flight) or ``assumed`` (see :func:`laid_out`)."""
     imported = run.manifest.client.get("imported")
-    starts = imported.get("starts") if isinstance(imported, dict) else None
-    found = [int(k) for k, v in starts.items() if v == "assumed"] if isinstance(starts, dict) else []
-    return np.array(found, dtype=np.int64)
+    found = imported.get("starts") if isinstance(imported, dict) else None
+    return {int(k): str(v) for k, v in found.items() if v != "told"} if isinstance(found, dict) else {}
 
 
 _TIMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from whywait.analyze.goodput import was_due
 from whywait.analyze.latency import Content, Latency, content, per_request
 from whywait.analyze.phases import RequestAccount, account
 from whywait.analyze.placed import Placed, placed
-from whywait.core.run import Run
+from whywait.core.run import Run, sends
 from whywait.core.table import Array, Table
 from whywait.errors import UsageError
 from whywait.units import load_name
@@ -23,6 +23,12 @@ from whywait.units import load_name
 #: Where the times of a run begin that has no time of day of its own (a simulated one): 2000-01-01T00:00:00Z.
 NO_CLOCK_NS = 946_684_800_000_000_000
 MADE_UP = "the run has no time of day; its times begin at one that was made up"
+#: How sends are known that an imported file did not tell; the word before the colon is ``core.run.sends``'s.
+STARTS = {
+    "assumed": "assumed: the source did not tell when requests were sent; they are laid out evenly by the rate, and "
+    "what overlaps what is not known",
+    "replayed": "replayed: the source did not tell when requests were sent; each was put where one before it ended",
+}
 _NAMESPACE = uuid.UUID("5f4c2f6e-7a51-5c0f-9d6c-2f3a8d0a77f1")  # of the ids that exports give runs
 
 
@@ -116,10 +122,12 @@ class Chosen:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What every export says of where the figures come from; PARTIAL runs and made-up clocks are told here."""
+        """What every export says of where the figures come from; PARTIAL runs, made-up clocks and made-up sends are
+        told here."""
         m = self.run.manifest
+        found = [self.starts(n) for n in self.points]
         out = {
-            "made_by": m.made_by,
+            "made_by": m.origin,
             "whywait_version": m.whywait_version,
             "definitions": m.definitions,
             "engine": m.engine.get("name"),
@@ -127,15 +135,32 @@ class Chosen:
             "partial": m.partial,
             "partial_reason": m.partial_reason or None,
             "clock": None if self.dated else MADE_UP,
+            "starts": next((words for words in STARTS.values() if words in found), None),
         }
         return {k: v for k, v in out.items() if v is not None}
+
+    def starts(self, number: int) -> str | None:
+        """Of a point whose source did not tell when its requests were sent: where their times come from. None: told."""
+        return STARTS.get(self._sends.get(number, ""))
+
+    def overlaps_known(self, number: int) -> bool:
+        """Whether what overlaps what at a point is more than a layout."""
+        return self._sends.get(number) != "assumed"
+
+    @cached_property
+    def _sends(self) -> dict[int, str]:
+        return sends(self.run)
+
+    def labels_of(self, number: int) -> dict[str, Any]:
+        """The labels of one load point, where a form holds one."""
+        return replace(self, points=(number,)).labels
 
     @property
     def title(self) -> str:
         """The run in a few words, PARTIAL first."""
         m = self.run.manifest
         words = [str(v) for v in (m.engine.get("name"), m.engine.get("model")) if v]
-        told = " ".join([self.name or "run", f"({', '.join([m.made_by, *words])})"])
+        told = " ".join([self.name or "run", f"({', '.join([m.origin, *words])})"])
         return f"PARTIAL {told}: {m.partial_reason or 'cut off'}" if m.partial else told
 
 

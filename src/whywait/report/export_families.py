@@ -34,7 +34,7 @@ TPOT = Family(
 )
 E2E = Family("whywait_e2e_seconds", "histogram", "seconds", "Origin to last token of ok requests.")
 GAP = Family("whywait_chunk_gap_seconds", "histogram", "seconds", "Time between content chunks of ok requests.")
-IN_FLIGHT = Family("whywait_in_flight_requests", "gauge", "requests", "Requests sent and not ended, exact.")
+IN_FLIGHT = Family("whywait_in_flight_requests", "gauge", "requests", "Requests sent and not ended.")
 
 #: Readings beside the load: name of the reading → family.
 READINGS: dict[str, Family] = {

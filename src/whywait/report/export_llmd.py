@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.counters import series
+from whywait.analyze.counters import joined, series
 from whywait.analyze.latency import OK, gaps
 from whywait.analyze.summary import summarize
 from whywait.analyze.window import starts_inside
@@ -28,7 +28,8 @@ LEVELS = {"p0p1": 0.001, "p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50":
           "p95": 0.95, "p99": 0.99, "p99p9": 0.999}  # fmt: skip
 INCOMPLETE = ("censored", "cancelled", "truncated")
 UNSENT = OUTCOMES.index("never_sent")
-#: Reading → (name in the schema, unit, factor, source it is taken from).
+#: Reading → (name in the schema, unit, factor, source it is taken from). A percentage is the mean over engines or
+#: devices, all else their sum.
 RESOURCES = (
     ("kv_use", "kv_cache_usage", "percent", 100.0, ""),
     ("running", "running_requests", "count", 1.0, ""),
@@ -57,7 +58,7 @@ def _report(chosen: Chosen, p: dict[str, Any], summary: dict[str, Any]) -> dict[
              "description": f"{chosen.title}, {chosen.load(number)}"}  # fmt: skip
     told = {"phases": p["phases"], "occupancy": p["occupancy"], "window": p["window"], "offered": p["offered"],
             "counts": p["counts"], "goodput_share": p["goodput_share"], "slo": summary["slo"],
-            "doubts": summary["doubts"], **chosen.labels}  # fmt: skip
+            "doubts": summary["doubts"], **chosen.labels_of(number)}  # fmt: skip
     return _known({
         "version": VERSION,
         "run": about,
@@ -118,7 +119,7 @@ def _load(chosen: Chosen, number: int) -> dict[str, Any] | None:
         "concurrency": int(row["target"]) if closed and (row["target"] or 0) >= 1 else None,
         "multi_turn": {"enabled": True} if np.nan_to_num(req["turn"]).any() else None,
     }
-    config = {"workload": m.workload, "seed": m.seed, "slo_ms": m.slo, "mode": row["mode"], "made_by": m.made_by,
+    config = {"workload": m.workload, "seed": m.seed, "slo_ms": m.slo, "mode": row["mode"], "made_by": m.origin,
               "definitions": f"whywait {m.definitions} (docs/metrics.md): TTFT and latency count from when a request "
               "was due in an open loop, figures are of the steady window"}  # fmt: skip
     native = {"args": {"command": list(m.command)}, "config": config}
@@ -182,17 +183,15 @@ def _itl(chosen: Chosen, mine: Array, p: dict[str, Any]) -> dict[str, Any] | Non
 
 
 def _seen(chosen: Chosen, p: dict[str, Any], label: str) -> dict[str, Any]:
-    """What was read beside the load in the window: each series summed over what is alike at each reading."""
-    start, end = p["window"]["start_ns"], p["window"]["end_ns"]
+    """What was read beside the load in the window: the service's engines and devices together at each reading."""
+    window = p["window"]["start_ns"], p["window"]["end_ns"]
     found: dict[str, Any] = {}
     for name, called, unit, factor, source in RESOURCES:
-        parts = []
-        for s in series(chosen.run.readings, name, source or None):
-            inside = (s.t_ns >= start) & (s.t_ns <= end)
-            if inside.any() and not s.source.startswith(("host", "process/client")):
-                parts.append(s.values[inside] * factor)
-        if parts:
-            found[called] = _stats(np.concatenate(parts), unit)
+        parts = [s for s in series(chosen.run.readings, name, source or None)
+                 if not s.source.startswith(("host", "process/client"))]  # fmt: skip
+        seen = joined(parts, window, "mean" if unit == "percent" else "sum")
+        if seen is not None:
+            found[called] = _stats(seen[1] * factor, unit)
     return {"component_label": label, "aggregate": found or None}
 
 

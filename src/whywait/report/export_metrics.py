@@ -82,7 +82,7 @@ class _Part:
     """One load point: the times of its samples, and what had happened by each."""
 
     def __init__(self, chosen: Chosen, number: int, step_ns: int | None, summary: dict[str, Any]) -> None:
-        self.chosen, self.summary = chosen, summary
+        self.chosen, self.number, self.summary = chosen, number, summary
         p = chosen.point_row(number)
         self.start, self.end = p["start_ns"], max(p["end_ns"], p["start_ns"] + 1)
         step = max(step_ns or NS_PER_S, (self.end - self.start) / MOST_STEPS)
@@ -107,7 +107,8 @@ class _Part:
     def _samples(self, family: Family) -> Iterator[_Sample]:
         lat = self.chosen.latency
         if family is f.INFO:
-            facts = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in self.chosen.labels.items()}
+            told = self.chosen.labels_of(self.number)
+            facts = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in told.items()}
             yield from (("_info", {**self.labels, **facts}, 1.0, t) for t in (self.start, self.end))
         elif family is f.REQUESTS:
             for code, outcome in enumerate(OUTCOMES):
@@ -132,6 +133,8 @@ class _Part:
         elif family is f.GAP:
             yield from self._gaps()
         elif family is f.IN_FLIGHT:
+            if not self.chosen.overlaps_known(self.number):
+                return
             times, counts = sweep(self.req["sent_ns"], self.req["end_ns"])
             yield from self._gauge({}, np.append(0, counts)[np.searchsorted(times, self.times, side="right")])
         elif family in f.READINGS.values() or family in f.TOTALS.values():

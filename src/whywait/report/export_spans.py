@@ -103,6 +103,7 @@ def _spans(chosen: Chosen, row: int, one: dict[str, Any], ids: _Ids) -> Iterator
     lat = chosen.latency
     times = {f"whywait.{k}": float(getattr(lat, k)[row]) for k in ("ttft_ms", "tpot_ms", "e2e_ms")}
     told |= {k: v for k, v in times.items() if np.isfinite(v)}
+    told["whywait.starts"] = chosen.starts(one["point"])
     if one["outcome"] != "ok":
         told["error.type"] = one["outcome"]
     span = {"traceId": trace, "spanId": own, "name": f"{operation} {model}" if model else operation, "kind": CLIENT,

@@ -13,11 +13,12 @@ from whywait.core.columns import TABLES, Column
 from whywait.core.parquet import write_pieces
 from whywait.core.run import Run
 from whywait.core.table import Array, Table
+from whywait.units import plain
 
 PIECE = 1 << 16  # rows at once
 DICTIONARY = ("table", "column", "type", "unit", "null", "values", "meaning")
 TYPES = {"i64": "int64", "f64": "float64", "str": "string", "enum": "string"}
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
+FORMULA = ("=", "+", "-", "@")  # a spreadsheet would run a cell that begins so; some do not see white space before
 
 
 def dictionary() -> Iterator[dict[str, str]]:
@@ -29,7 +30,7 @@ def dictionary() -> Iterator[dict[str, str]]:
 
 
 def write_dictionary(out: IO[str]) -> None:
-    writer = csv.DictWriter(out, DICTIONARY, lineterminator="\n")
+    writer = csv.DictWriter(out, DICTIONARY)
     writer.writeheader()
     writer.writerows(dictionary())
 
@@ -37,10 +38,11 @@ def write_dictionary(out: IO[str]) -> None:
 def write_csv(run: Run, name: str, out: IO[str]) -> int:
     """A table as CSV (RFC 4180, UTF-8, a header of column names; null is empty). Returns its rows.
 
-    A text that a service sent and that a spreadsheet would take for a formula gets a ``'`` in front.
+    A text that a service sent loses its control characters (but tab and newline); one that a spreadsheet would take
+    for a formula gets a ``'`` in front.
     """
     table, spec = run.table(name), TABLES[name]
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(out)  # its lines end in CRLF, so that both of these characters are quoted in a cell
     writer.writerow([c.name for c in spec])
     for piece in _pieces(table):
         writer.writerows(zip(*(_column(piece, c) for c in spec), strict=True))
@@ -66,8 +68,13 @@ def _column(table: Table, c: Column) -> Sequence[Any]:
     if c.type == "enum":
         return [v or "" for v in table.text(c.name)]
     if c.type == "str":
-        return ["" if v is None else f"'{v}" if v.startswith(FORMULA) else v for v in col.tolist()]
+        return ["" if v is None else _cell(v) for v in col.tolist()]
     if col.dtype.kind != "f":
         return list(col.tolist())
     whole = c.type == "i64"
     return ["" if v != v else int(v) if whole else v for v in col.tolist()]  # noqa: PLR0124 - NaN is null
+
+
+def _cell(text: str) -> str:
+    text = plain(text)
+    return f"'{text}" if text.startswith(("\t", "\n")) or text.lstrip().startswith(FORMULA) else text

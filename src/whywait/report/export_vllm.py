@@ -53,6 +53,7 @@ class _Point:
         self.latency = (np.where(np.isnan(last) & self.ok, end, last) - sent) / NS_PER_S
         with np.errstate(divide="ignore", invalid="ignore"):
             self.tpot = np.where(self.output > 1, (self.latency - self.ttft) / (self.output - 1), np.nan)
+        self.told = chosen.starts(number) is None
         self.seconds = (self.row["end_ns"] - self.row["start_ns"]) / NS_PER_S
         self._gap_row, self._gap = self._gaps(rows)
 
@@ -68,21 +69,21 @@ class _Point:
 
     def head(self) -> dict[str, Any]:
         m, mode = self.chosen.run.manifest, self.row["mode"]
-        began = datetime.datetime.fromtimestamp(self.chosen.unix(self.row["start_ns"]) / 1e9, datetime.timezone.utc)
+        ended = datetime.datetime.fromtimestamp(self.chosen.unix(self.row["end_ns"]) / 1e9, datetime.timezone.utc)
         backend = BACKENDS.get(str(m.endpoint.get("dialect")), "openai-chat")
         target = self.row["target"]
         return {
-            "date": began.strftime("%Y%m%d-%H%M%S") if self.chosen.dated else None,
+            "date": ended.strftime("%Y%m%d-%H%M%S") if self.chosen.dated else None,
             "endpoint_type": backend,
             "backend": backend,
             "label": self.row["label"],
             "model_id": m.engine.get("model"),
             "tokenizer_id": None,
             "num_prompts": len(self.req),
-            "request_rate": target if mode != "concurrency" else "inf",
+            "request_rate": {"concurrency": "inf", "trace": "trace"}.get(mode, target),
             "burstiness": 1.0 if mode == "rate" and m.workload.get("arrivals") == "poisson" else None,
             "max_concurrency": None if mode != "concurrency" or target is None else int(target),
-            **{f"whywait_{k.removeprefix('whywait_')}": v for k, v in self.chosen.labels.items()},
+            **{f"whywait_{k.removeprefix('whywait_')}": v for k, v in self.chosen.labels_of(self.number).items()},
             "whywait_point": self.number,
         }
 
@@ -124,7 +125,7 @@ class _Point:
             "output_lens": _whole(np.where(self.ok, self.output, 0)),
             "ttfts": _list(self.ttft),
             "latencies": _list(self.latency),
-            "start_times": _list(self.sent / NS_PER_S),
+            "start_times": _list(self.sent / NS_PER_S) if self.told else [None] * len(errors),
             "queue_times": _list(waited) if capped else [None] * len(errors),
             "generated_texts": [None] * len(errors),
             "errors": errors,
@@ -148,9 +149,10 @@ class _Point:
         return _per(int(good.sum()), self.seconds)
 
     def _peaks(self) -> tuple[float | None, int | None]:
-        """Stream events, and requests at work, in the fullest second since the first of the good was sent."""
+        """Stream events, and requests at work, in the fullest second since the first of the good was sent; None where
+        what overlaps what is not known."""
         ok = np.flatnonzero(self.ok & (self.latency >= 0))
-        if not len(ok):
+        if not len(ok) or not self.chosen.overlaps_known(self.number):
             return None, None
         zero = self.sent[ok].min() / NS_PER_S
         begun = (self.sent[ok] / NS_PER_S - zero).astype(np.int64)

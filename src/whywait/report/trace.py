@@ -181,7 +181,13 @@ def _points(w: Writer, chosen: Chosen) -> int:
     track = w.track(chosen.title, about="load points of the run; the steady window is the part that is measured")
     for number in chosen.points:
         p = chosen.point_row(number)
-        facts = {"point": number, "mode": p["mode"], "target": p["target"], "planned": p["planned"], **chosen.labels}
+        facts = {
+            "point": number,
+            "mode": p["mode"],
+            "target": p["target"],
+            "planned": p["planned"],
+            **chosen.labels_of(number),
+        }
         w.begin(track, p["start_ns"], chosen.load(number), {k: v for k, v in facts.items() if v is not None})
         if p["steady_start_ns"] is not None and p["steady_end_ns"] is not None:
             w.begin(track, max(p["steady_start_ns"], p["start_ns"]), "steady window")
@@ -201,19 +207,27 @@ def _requests(w: Writer, chosen: Chosen, root: int, chunks: _Chunks | None) -> i
         rows = rows[np.argsort(edges[rows, 0], kind="stable")]
         if not len(rows):
             continue
-        about = "a track per place in flight; a slice per request, its phases and chunks inside"
-        group = w.track(f"requests, {chosen.load(number)}", root, 10 + number, about=about)
-        flight = w.track("in flight", group, 0, "requests")
-        everyone = chosen.run.requests["point"] == number  # told or not
-        times, counts = sweep(*(chosen.run.requests[k][everyone] for k in ("sent_ns", "end_ns")))
-        for t, n in zip(times.tolist(), counts.tolist(), strict=True):
-            w.count(flight, t, n)
+        about, made_up = "a track per place in flight; a slice per request, its phases and chunks inside", ""
+        if (starts := chosen.starts(number)) is not None:
+            about, made_up = f"{about}; sends are {starts}", f", sends {starts.partition(':')[0]}"
+        group = w.track(f"requests, {chosen.load(number)}{made_up}", root, 10 + number, about=about)
+        if chosen.overlaps_known(number):
+            _in_flight(w, chosen, number, group)
         lanes: dict[int, int] = {}
         for row, lane in zip(rows.tolist(), _lanes(edges[rows, 0], edges[rows, -1]), strict=True):
             if lane not in lanes:
                 lanes[lane] = w.track(f"place {lane + 1}", group, lane + 1)
             told += _request(w, chosen, row, lanes[lane], chunks)
     return told
+
+
+def _in_flight(w: Writer, chosen: Chosen, number: int, group: int) -> None:
+    """How many requests of a point, told or not, were on their way at a time."""
+    flight = w.track("in flight", group, 0, "requests")
+    everyone = chosen.run.requests["point"] == number
+    times, counts = sweep(*(chosen.run.requests[k][everyone] for k in ("sent_ns", "end_ns")))
+    for t, n in zip(times.tolist(), counts.tolist(), strict=True):
+        w.count(flight, t, n)
 
 
 def _lanes(start: Array, end: Array) -> Iterator[int]:

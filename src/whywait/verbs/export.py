@@ -103,6 +103,8 @@ def _say(args: argparse.Namespace, told: dict[str, Any]) -> None:
         stderr(
             "this run has no time of day: its times begin at 2000-01-01; --start now, or a time, puts them elsewhere"
         )
+    if told["starts"]:
+        stderr(f"times of sends are {told['starts']}")
     if told["partial"]:
         stderr(f"PARTIAL: {told['partial_reason'] or 'the run was cut off'}")
     if told.get("endpoint"):
