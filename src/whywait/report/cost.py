@@ -10,7 +10,7 @@ from whywait.analyze.bill import Ask, bill
 from whywait.analyze.energy_model import the_machine
 from whywait.core.run import Run
 from whywait.physics.prices import of_machine, shipped
-from whywait.report.svg import Html, Plot, clip, details, figure, scale_for, table, tag
+from whywait.report.svg import Html, Plot, cat, clip, details, figure, scale_for, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name, signs
 from whywait.units import number, percent
 
@@ -241,4 +241,5 @@ def _table(view: View, found: Mapping[str, Any]) -> Html:
               (found["points"][0]["money"] if found["points"] else ())]  # fmt: skip
     none = "no offer is shipped for the machine of this run; whywait bill --price-per-hour X --currency USD prices it"
     source = tag("p", "Prices: " + ("; ".join(offers) if offers else none) + ".", class_="note")
-    return table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide") + doubt + source
+    figures_ = table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide")
+    return cat([figures_, doubt, source])
