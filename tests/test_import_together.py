@@ -7,6 +7,7 @@ import pytest
 
 from whywait.convert.results_build import _stream
 from whywait.convert.results_part import Asked
+from whywait.core.columns import CLOCKS
 
 MS = 1_000_000
 
@@ -23,7 +24,7 @@ MS = 1_000_000
 )
 def test_chunks_of_one_read_are_intervals(gaps_ms, low_ms):
     times = np.concatenate(([0], np.cumsum([round(g * MS) for g in gaps_ms]))) + 5 * MS
-    found = _stream(Asked(times=times.astype(np.int64)), 3, 7)
+    found = _stream(Asked(times=times.astype(np.int64)), 3, 7, CLOCKS.index("user"))
     assert found["id"] == 3
     assert found["t"].tolist() == (times + 7).tolist()
     lows = [None if np.isnan(x) else round((x - 7) / MS - 5) for x in found["low"]]

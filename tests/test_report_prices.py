@@ -52,7 +52,7 @@ def test_the_report_has_the_figures_of_the_bill(folder, capsys):
     capsys.readouterr()
     assert main(["bill", str(folder), *OWN, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["points"][0]
-    assert "EUR per 1,000 good (given" in page
+    assert "EUR per 1,000 good requests (given" in page
     assert number(1000 * first["money"][0]["per_good_request"]["value"]) in page
     assert first["energy"]["how"] == "modelled"
     assert number(first["energy"]["joules"]) in page
@@ -68,7 +68,7 @@ def test_without_them_it_says_what_would_price_it(folder):
 def test_a_price_book_of_ones_own(folder, tmp_path):
     (tmp_path / "book.toml").write_text(BOOK)
     page = page_by(folder, "--price", str(tmp_path / "book.toml"), "--devices", "2")
-    assert "CHF per 1,000 good (ours, 2026-11-01)" in page
+    assert "CHF per 1,000 good requests (ours, 2026-11-01)" in page
     assert "the contract" in page
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from whywait.analyze.bill import Ask, bill, offered
 from whywait.core.run import Run
-from whywait.report.svg import Html, Plot, clip, details, figure, scale_for, table, tag
+from whywait.report.svg import Html, Plot, cat, clip, details, figure, scale_for, table, tag
 from whywait.report.view import BEHIND, Point, View, load_name, signs
 from whywait.units import number, percent
 
@@ -230,6 +230,10 @@ def _table(view: View, found: Mapping[str, Any]) -> Html:
                      b["energy"]["state"]])  # fmt: skip
     head = ["load", "window, s", "good", "late", "failed", "energy, J", *(x.per(watched) for x in shown),
             "J per million effective tokens", "energy to be believed?"]  # fmt: skip
+    doubt = Html()
+    if open_:  # below the table: a cell would cut it
+        told = (f"{what} ({'every load' if len(at) == len(rows) else ', '.join(at)})" for what, at in open_.items())
+        doubt = tag("p", f"Whether the energy is to be believed: {'; '.join(told)}.", class_="note")
     said = "no SLO was given: every ok request is good" if not found["slo"] else "good: ended well, within the SLO"
     said = "by the engine's counters, which do not tell good requests from others" if watched else said
     offers = [f"{o['name']}: {o['terms']}, {o['date']}, {o['source']}" for o in
@@ -237,7 +241,5 @@ def _table(view: View, found: Mapping[str, Any]) -> Html:
     none = ("no offer is shipped for the machine of this run; whywait show RUN --html FILE --price-per-hour X "
             "--currency USD prices it")  # fmt: skip
     source = tag("p", "Prices: " + ("; ".join(offers) if offers else none) + ".", class_="note")
-    if open_:  # below the table: a cell would cut it
-        told = (f"{what} ({'every load' if len(at) == len(rows) else ', '.join(at)})" for what, at in open_.items())
-        source = tag("p", f"Whether the energy is to be believed: {'; '.join(told)}.", class_="note") + source
-    return table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide") + source
+    figures_ = table(head, rows, f"{TITLE}, in the steady window; {said} [95 % interval]", "wide")
+    return cat([figures_, doubt, source])
