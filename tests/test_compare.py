@@ -28,6 +28,7 @@ from whywait.comparing import Options, compare, read, save_baseline
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.judge import compared
+from whywait.judge.change_gates import parse
 from whywait.physics.prices import offer_of
 from whywait.report.compared import STATES
 from whywait.report.compared_html import render
@@ -178,6 +179,8 @@ def test_repeats_of_a_bring_in_what_differs_between_runs():
     known = figures(compare(runs[0], [runs[4]], repeats=runs[1:4]))["tpot_ms.p50"]
     assert alone["high"] - alone["low"] < (known["high"] - known["low"]) / 4
     assert "4 runs of A" in known["how"]
+    (g,) = compare(runs[0], [runs[4]], Options(gates=tuple(parse(["tpot_ms.p50>+15%"]))), repeats=runs[1:4])["gates"]
+    assert "more of them would decide" in g["why"]  # not more requests: they are not what differs
     logs = np.log([read(r, Options()).points[0].figures["tpot_ms.p50"] for r in runs[:4]])
     half = quantile(0.95, 3) * logs.std(ddof=1) * math.sqrt(1 + 1 / 4)  # of a new run against the mean of four
     assert math.log(known["high"] / known["low"]) / 2 == pytest.approx(half)

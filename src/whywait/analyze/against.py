@@ -32,6 +32,7 @@ LEAST_BLOCKS, MOST_BLOCKS = 8, 12  # fewer say little of how they differ; more w
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks that is reckoned with
 LEAST_DF = 2.0
 LEAST_PIECES = 4  # of a window
+BY_RUNS = ", which differ more than its requests tell"  # ends ``Change.how`` where only more runs would narrow it
 RESOLUTION = 1e-3  # of a figure: two runs are not told apart better than this
 Z975 = 1.959963985
 _TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end to end", "ttfa_ms": "TTFA",
@@ -311,8 +312,9 @@ class Comparison:
         se, df = (spread, float(k - 1)) if spread >= own else (own, c.df)
         if se == 0:
             return c
-        return replace(c, a=usual, value=value, se=max(se, _floor(c.scale, usual, c.b)), df=df,
-                       how=f"{k} runs of A" if c.se is None else f"{c.how}, {k} runs of A", why="")  # fmt: skip
+        how = f"{k} runs of A" if c.se is None else f"{c.how}, {k} runs of A"
+        return replace(c, a=usual, value=value, se=max(se, _floor(c.scale, usual, c.b)), df=df, why="",
+                       how=how + BY_RUNS * (spread > own))  # fmt: skip
 
 
 def _quantile_of(q: str) -> Callable[..., Array]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whywait.analyze.against import Change, Comparison, figure_of
+from whywait.analyze.against import BY_RUNS, Change, Comparison, figure_of
 from whywait.analyze.compare import HIGHER, LOWER, RATIO
 from whywait.analyze.digest import COST, ENERGY, Point, told
 from whywait.errors import UsageError
@@ -141,7 +141,7 @@ def _one(g: ChangeGate, c: Comparison, level: float) -> tuple[str, float | None,
     between = " … ".join(said(x + 1 if g.kind == "ratio" else x, unit, change.metric.unit) for x in (low, high))
     if len(ends) == 2:
         leans = "the value itself is beyond" if OPS[g.op](value, g.limit) else "the value itself is not beyond"
-        more = _times(value, (low, high), g.limit)
+        more = _more(change, value, (low, high), g.limit)
         return UNDECIDED, value, low, high, f"{text}, surely {between}: {leans}{more}"
     return FAILS if ends == {True} else PASSES, value, low, high, f"{text}, surely {between}"
 
@@ -156,8 +156,11 @@ def _from_nothing(g: ChangeGate, c: Change, level: float) -> tuple[str, float | 
     return UNDECIDED, None, None, None, f"{g.figure}: {c.why or 'A is nothing, of which there is no share'}"
 
 
-def _times(value: float, ends: tuple[float, float], limit: float) -> str:
-    """How much more would decide, if it is like what there is: an interval narrows with the root of the requests."""
+def _more(c: Change, value: float, ends: tuple[float, float], limit: float) -> str:
+    """How much more would decide, if it is like what there is: an interval narrows with the root of the requests, or,
+    where runs of A differ by more than their requests tell, with that of the runs."""
+    if c.how.endswith(BY_RUNS):
+        return "; runs of A differ more than that: more of them would decide"
     half, room = (value - ends[0], value - limit) if limit < value else (ends[1] - value, limit - value)
     times = math.ceil((half / room) ** 2) if room > 0 else MOST_TIMES + 1
     return f"; about {times} times the requests would decide" if 1 < times <= MOST_TIMES else ""

@@ -53,8 +53,8 @@ def curve(view: View, metric: str, name: str) -> Html:
 
 
 def leading(view: View) -> str:
-    """The latency that the first screen shows against throughput: the one with an SLO that is missed by most, else the
-    first with an SLO, else TTFT (or what there is)."""
+    """The latency that the first screen shows against throughput: the one whose SLO most requests miss, else that with
+    the p95 nearest to its SLO, else TTFT (or what there is)."""
     known = [m for m in SHAPES if any(p[m]["p50"] is not None for p in view.points)] or list(SHAPES)
     slo = view.summary["slo"]
 
@@ -63,7 +63,12 @@ def leading(view: View) -> str:
         found = [p[metric]["p95"] or p[metric]["p50"] or 0.0 for p in view.points]
         return max(found, default=0.0) / slo[metric] if slo.get(metric) else -1.0
 
-    return max(known, key=over)
+    def missed(metric: str) -> int:
+        """Requests that took longer, ramp-up and end of a point too, as in the share of good ones."""
+        limit = slo.get(metric)
+        return sum(int((getattr(lat, metric) > limit).sum()) for _, lat, _ in view.samples) if limit else 0
+
+    return max(known, key=lambda m: (missed(m), over(m)))
 
 
 def kept_reading(view: View) -> str:

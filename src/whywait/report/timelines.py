@@ -20,7 +20,7 @@ from whywait.report.text import PHASE_NAMES
 from whywait.report.view import Point, View, load_name
 from whywait.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms, percent
 
-MOST_REQUESTS, MOST_LANES, MOST_LISTED = 240, 80, 60
+MOST_REQUESTS, MOST_LANES = 240, 80
 MOST_IN_ALL, LEAST_REQUESTS = 2_400, 60  # of all points together; and of each, however many there are
 LEAST_SHARE = 0.001  # a smaller share of the time is not named
 MOST_CHUNKS, MOST_STAMPS = 400, 150_000  # stamps kept for zooming, of one request and of the whole page
@@ -156,11 +156,11 @@ def _tables(view: View, d: Drawn, spent: Array) -> list[Html]:
     if d.rows:
         how = view.acc.how[d.point["point"]]
         known = {k: PHASES.index(k) for k in PHASE_NAMES if how[k] != "unknown" or spent[:, PHASES.index(k)].any()}
-        rows = d.rows[:MOST_LISTED]
+        rows = d.rows
         body = [[r["id"], clip(r["class"] or "–"), f"{(d.begin[j] - d.zero) / NS_PER_S:.2f} s", r["outcome"],
                  *(ms(float(spent[j, k]) / NS_PER_MS) for k in known.values()), str(r["output_tokens"] or "–")]
                 for j, r in zip(rows, d.one.requests.where(np.array(rows)).rows(), strict=True)]  # fmt: skip
-        title = f"The first {len(rows)} of the requests drawn at {load_name(d.point)}"
+        title = f"The requests drawn at {load_name(d.point)}"
         head = ["request", "class", "at", "outcome", *(PHASE_NAMES[k] for k in known), "tokens"]
         out.append(details(title, table(head, body, title, "tall"), class_="data noprint"))
     return out
