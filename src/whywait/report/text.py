@@ -29,7 +29,13 @@ DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_wor
 
 
 class Plain(Console):
-    """A console on which nothing that it is given moves the cursor."""
+    """A console on which nothing that it is given moves the cursor.
+
+    Never a notebook's: rich would show there, too, what a console with a file of its own is given, as a second output.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"force_jupyter": False, **options})
 
     def on_broken_pipe(self) -> None:
         """Whoever read has seen enough; rich would end the program as a failure, ``main`` does not."""
