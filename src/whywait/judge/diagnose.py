@@ -10,7 +10,7 @@ from whywait.core.run import Run
 from whywait.judge.causes import RULES
 from whywait.judge.doubtful import lesser, withheld
 from whywait.judge.evidence import Evidence
-from whywait.judge.gather import gather
+from whywait.judge.gather import gather, modelled
 from whywait.judge.rules_load import shedding
 from whywait.judge.verdict import MATTERS, STRETCHERS, WAIT, WORK, Verdict, rank
 
@@ -23,7 +23,10 @@ def judge(
     ``summary`` is that of the same run; ``flags`` are the engine's own names for its limits (``engines`` table);
     ``acc`` is the run's account when the caller has it.
     """
-    evidence = gather(run, summary, flags, acc)
+    return [replace(v, how=modelled(v.how, run)) for v in _judged(summary, gather(run, summary, flags, acc))]
+
+
+def _judged(summary: dict[str, Any], evidence: Evidence) -> list[Verdict]:
     if not any(p.ok for p in evidence.points):
         if all("passive" in p for p in summary["points"]) and evidence.points:
             return [_idle(summary)]

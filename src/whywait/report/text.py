@@ -58,9 +58,7 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     out = out or console()
     out.print()
     if summary.get("made_by") == "simulated":
-        out.print(
-            Text("SIMULATED: made by a model; 'measured' below means: read off the simulated service", style="bold")
-        )
+        out.print(Text("SIMULATED: made by a model; nothing here was measured, all of it is modelled", style="bold"))
     if summary.get("made_by") == "imported":
         out.print(Text("IMPORTED: measured by another tool; what it did not record is unknown here", style="bold"))
     if summary.get("described"):

@@ -8,7 +8,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-
 from whywait import app, qualifying
 from whywait.core.schedule import Workload
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
