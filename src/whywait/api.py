@@ -141,6 +141,9 @@ def compare(a: Source, *bs: Source, verbose: bool = False, **flags: Unpack[keywo
     """
     from whywait.verbs import compare as verb
 
+    for given in (a, *bs):
+        if not isinstance(given, Run):
+            _path(given)
     args = arguments("compare", ["a", *("b" for _ in bs)], flags)
     args.runs = [a, *bs]
     with _talk(verbose):
@@ -159,7 +162,7 @@ def import_results(
     """
     from whywait.verbs import importing as verb
 
-    many = [files] if isinstance(files, (str, PathLike)) else files
+    many = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     with _talk(verbose):
         return verb.imported(arguments("import", many, flags, out=out))
 
@@ -173,7 +176,7 @@ def export(run: Folder, to: str, out: str | PathLike[str] = "", *, verbose: bool
     """
     from whywait.verbs import export as verb
 
-    if fspath(out) == "-":
+    if _path(out) == "-":
         raise UsageError("stdout is for the terminal", "give a file or a folder")
     with _talk(verbose):
         return verb.exported(arguments("export", [run], flags, to=to, out=out))
@@ -185,7 +188,7 @@ def show(run_dir: str | PathLike[str]) -> Result:
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    return app.show(run_dir if isinstance(run_dir, Path) else fspath(run_dir))
+    return app.show(run_dir if isinstance(run_dir, Path) else _path(run_dir))
 
 
 def simulate(*, verbose: bool = False, **flags: Unpack[keywords.Simulate]) -> Simulated:
@@ -275,7 +278,15 @@ def arguments(verb: str, positional: Sequence[Any], flags: Mapping[str, Any], **
 
 
 def _path(given: Any) -> str:
-    return fspath(given.directory if isinstance(given, Result) else given)
+    """
+    Raises:
+        UsageError: it is no path and no URL.
+    """
+    try:
+        path: str = fspath(given.directory if isinstance(given, Result) else given)
+    except TypeError:
+        raise UsageError(f"{given!r:.60} is no path and no URL", "give text, a path, or a result") from None
+    return path
 
 
 @functools.cache

@@ -30,7 +30,7 @@ def _judged(summary: dict[str, Any], evidence: Evidence) -> list[Verdict]:
     if not any(p.ok for p in evidence.points):
         if all("passive" in p for p in summary["points"]) and evidence.points:
             return [_idle(summary)]
-        return [*_about(shedding(evidence), evidence)[:1], _nothing()]
+        return [*_about(shedding(evidence), evidence)[:1], _nothing(summary)]
     found = lesser([withheld(v, evidence) for rule in RULES for v in rule(evidence)])
     return rank(_about(found, evidence))
 
@@ -99,7 +99,10 @@ def failures(points: list[dict[str, Any]]) -> str:
     return f"{failed} of {failed + ok} requests failed ({worst})"
 
 
-def _nothing() -> Verdict:
+def _nothing(summary: dict[str, Any]) -> Verdict:
+    if summary["partial"] and not tally(summary["points"])[1]:  # whoever ended it did so before any had ended
+        claim = "No request had ended when the run was cut off, so nothing can be said about waiting"
+        return Verdict("no success", claim, "undecided", how="unknown", next_step="let it run for longer")
     return Verdict("no success", "No request succeeded, so nothing can be said about waiting", "undecided",
                    next_step="see the outcomes above the latencies, and the service's log")  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
@@ -90,13 +91,20 @@ def _verdict(out: Console, v: Any) -> None:
                             (f"  [{v.state}, {v.how}]", "dim")))  # fmt: skip
     for label, lines in (("evidence", v.evidence), ("against", v.against)):
         for line in lines:
-            out.print(Text(f"    {label}: {line}", style="dim" if label == "against" else ""))
+            _hanging(out, f"{label}: {line}", "dim" if label == "against" else "")
     if v.lever and v.state == "holds":
-        out.print(Text(f"    what would change it: {v.lever}"))
+        _hanging(out, f"what would change it: {v.lever}")
     if v.next_step and v.state != "fails":
-        out.print(Text(f"    to settle it: {v.next_step}", style="dim"))
+        _hanging(out, f"to settle it: {v.next_step}", "dim")
     if v.state == "holds":
         out.print(Text(f"    more: {page(v.cause)}", style="dim"))
+
+
+def _hanging(out: Console, line: str, style: str = "") -> None:
+    """A line under a verdict; where it must be wrapped, what follows stands a little further in."""
+    if not out.soft_wrap:
+        line = textwrap.fill(line, max(out.width - 4, 20), subsequent_indent="  ", break_on_hyphens=False)
+    out.print(Text(textwrap.indent(line, "    "), style=style))
 
 
 def _tables(out: Console, summary: dict[str, Any]) -> None:
