@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
+import sys
 import threading
 import time
 import typing
@@ -100,6 +102,34 @@ def test_hostile_names_stay_text():
     page = as_html(lambda out: out.print(Text("<script>alert(1)</script>\x1b[31m")))
     assert "<script" not in page
     assert "\x1b" not in page
+
+
+def test_a_page_is_made_once_in_a_notebook(monkeypatch):
+    """rich shows what any console prints when it believes to be in a kernel, besides what is handed back."""
+    from rich import console as rich_console
+
+    from whywait.report.notebook import as_html
+    from whywait.report.text import console
+
+    monkeypatch.setattr(rich_console, "_is_jupyter", lambda: True)
+    shown = []
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: shown.append(text))
+    assert "here" in as_html(lambda out: out.print("here"))
+    console(io.StringIO()).print("there")
+    assert shown == []
+
+
+def test_each_object_shows_once_in_a_real_kernel(stub_url, tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    whywait.run(stub_url, concurrency=2, requests=6, floor=False, out=tmp_path / "run")
+    book = nbformat.v4.new_notebook()
+    say = f"import sys; sys.path[:0] = {sys.path!r}\nimport whywait\nr = whywait.show({str(tmp_path / 'run')!r})"
+    book.cells = [nbformat.v4.new_code_cell(t) for t in (say + "; r", "whywait.compare(r, r)")]
+    nbclient.NotebookClient(book, timeout=60, kernel_name="python3").execute()
+    for cell in book.cells:
+        assert [o.output_type for o in cell.outputs] == ["execute_result"]
+        assert cell.outputs[0].data["text/html"].startswith("<pre")
 
 
 def test_a_sync_call_and_an_awaited_one_inside_a_running_loop(stub_url, tmp_path):

@@ -239,6 +239,27 @@ def test_a_run_without_requests_has_a_total_alone() -> None:
     assert p["energy"]["per_good_request"]["why"] == "no request of ours is in this point"
 
 
+@pytest.mark.parametrize("mode", ["concurrency", "rate"])
+def test_a_failure_whose_end_was_not_told_is_counted_where_it_was_sent(mode: str) -> None:
+    def change(i: int, r: dict[str, Any]) -> dict[str, Any]:
+        lost = {"outcome": "shed", "fault": "service", "first_ns": None, "first_answer_ns": None, "last_ns": None}
+        return {**r, **lost, "end_ns": None, "output_tokens": None} if i in (0, 5, 60) else r
+
+    point = {"mode": mode, "steady_start_ns": 12 * S, "steady_end_ns": 40 * S}  # the first and the last are outside
+    work = one(service(change=change, point=point))["work"]
+    assert (work["failed_requests"], work["good_requests"]) == (1, 27)
+    whole = one(service(change=change, point={"mode": mode}))["work"]
+    assert (whole["failed_requests"], whole["good_requests"], whole["requests"]) == (3, 67, 70)
+
+
+def test_the_failures_of_an_imported_file_are_in_its_bill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(__file__).parent / "data" / "import" / "vllm-0.32-failures.json"
+    assert main(["import", str(data), "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["bill", str(tmp_path / "run")]) == 0
+    assert "12 requests: 10 good, 0 late, 2 failed" in capsys.readouterr().out
+
+
 def watched(*, joules: bool = True, **counters: list[tuple[float, float]]) -> Run:
     """A service that was only watched from 10 s to 80 s, with its counters as (second, value)."""
     rows = [{"asked_ns": round(t * S), "source": "metrics/0", "name": name, "value": v}
@@ -271,6 +292,9 @@ def test_a_counter_that_is_absent_or_cut_short_gives_no_figure_of_a_watched_serv
     assert e["per_request"] == {"value": None, "low": None, "high": None,
                                 "why": "the engine publishes no counter of requests that ended"}  # fmt: skip
     assert e["per_million_output_tokens"]["value"] is None
+    assert {k: v for k, v in p["work"].items() if k.endswith("requests")} == dict.fromkeys(
+        ("requests", *(f"{k}_requests" for k in ("good", "late", "failed", "censored", "cancelled")))
+    )  # nothing was sent: how many were good is not 0
     assert "of the window" in e["per_million_output_tokens"]["why"]
     nearly = one(watched(requests_total=[(t, 10.0 + t) for t in range(9, 77)]))["energy"]["by_counters"]
     assert nearly["per_request"]["value"] == pytest.approx(300)  # by the rate of the part that was read

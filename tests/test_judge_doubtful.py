@@ -12,6 +12,7 @@ from tests.analysis_runs import MS, S, Service, join
 from tests.test_judge_causes import TIMELY, at, coalesced, delayed, holds, pair, read, the, threads, waiting_run
 from whywait.analyze.summary import summarize
 from whywait.core.run import Run
+from whywait.judge.diagnose import judge
 from whywait.judge.doubtful import LARGER, lesser, withheld
 from whywait.judge.facts_cpu import client_lost, engine_cpu, neighbours
 from whywait.judge.facts_requests import _pending, work
@@ -287,3 +288,51 @@ def test_the_neighbour_that_used_most_is_named() -> None:
         cpu = engine_cpu(read(fed(run), threads(run, "process/engine", python=(0.9, 0.0)), *rows), span(run))
         assert cpu.neighbour == name
     assert engine_cpu(fed(run), span(run)).neighbour == ""
+
+
+def test_a_step_by_few_of_the_gaps_is_no_step_where_the_tokens_come_slower() -> None:
+    run = fed(pair())
+    e = gather(run, summarize(run))
+    p = e.focus
+    assert p is not None
+    v = Verdict("weight-read-bound decode", "reads", "holds", 0.8, evidence=("x",), point=p.number, kind=WORK)
+    quiet = dataclasses.replace(p.streams, engine_gap_ms=None)
+
+    def judged(itl_n: int, tpot: float, **more: Any) -> Verdict:
+        figures = {
+            **p.summary,
+            "itl_ms": {"p50": 13.4, "n": itl_n},
+            "chunk_gap_ms": {"n": 100},
+            "tpot_ms": {"p50": tpot},
+        }
+        q = dataclasses.replace(p, **{"streams": quiet, "summary": figures, **more})
+        return withheld(v, dataclasses.replace(e, points=[q]))
+
+    doubted = judged(52, 28.9)
+    assert doubted.state == "undecided"
+    assert "leave out 48 % of them" in doubted.claim
+    assert "28.9 ms apart (TPOT)" in doubted.claim
+    assert judged(100, 28.9).state == "holds"  # all gaps are known: their median is a step
+    assert judged(52, 18.0).state == "holds"
+    assert judged(52, 28.9, share={**p.share, "decode": 0.4, "stall": 0.4}).state == "holds"  # it is the stalls
+    assert judged(52, 28.9, streams=dataclasses.replace(quiet, engine_gap_ms=13.4)).state == "holds"  # the engine's own
+
+
+def test_of_a_simulated_service_nothing_was_measured() -> None:
+    run = fed(pair(high=8, slots=1))
+    assert {v.how for v in judge(run, summarize(run))} - {"modelled", "unknown"}
+    made = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, made_by="simulated"))
+    found = judge(made, summarize(made))
+    assert {v.how for v in found} <= {"modelled", "unknown"}
+    assert [(v.cause, v.state) for v in found] == [(v.cause, v.state) for v in judge(run, summarize(run))]
+    assert not any("measured)" in line for v in found for line in v.evidence)
+
+
+def test_a_pool_without_a_request_is_no_idle_service() -> None:
+    run = pair()
+    s = summarize(run)
+    p = s["points"][-1]
+    p["occupancy"]["shares"]["idle_no_work"], p["occupancy"]["pool_idle"] = 0.5, 0.45
+    assert gather(run, s).points[-1].device["idle_no_work"] == pytest.approx(0.05)
+    p["occupancy"]["pool_idle"] = None
+    assert gather(run, s).points[-1].device["idle_no_work"] == 0.5

@@ -15,7 +15,7 @@ from imports import Import, cycles, imports, read_sources
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 
-GROUND = {"whywait", "units", "errors"}  # the package itself holds only the version
+GROUND = {"whywait", "units", "errors", "encodings"}  # the package itself holds only the version
 CORE = {*GROUND, "core"}
 FLOOR = {*CORE, "physics", "engines", "net"}
 PRODUCERS = {"load", "probe", "lab", "sim", "convert"}
@@ -26,6 +26,7 @@ MAY: dict[str, set[str]] = {
     "whywait": {"api", "aio", "errors"},  # by name, when first used
     "errors": set(),
     "units": set(),
+    "encodings": set(),
     "core": GROUND,
     "physics": CORE,
     "engines": CORE,
@@ -155,7 +156,7 @@ MAY: dict[str, set[str]] = {
     "flags_lab": {"whywait", "flags"},
     "flags_out": {"whywait", "flags"},
     "flags_sim": {"whywait", "flags"},
-    "cli": {"whywait", "errors", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
+    "cli": {"whywait", "errors", "encodings", "verbs", "flags", "flags_lab", "flags_out", "flags_sim"},
     "__main__": {"cli"},
     # The Python API: what the verbs do by their flags, before they print it.
     "keywords": {"whywait", "core"},
@@ -180,7 +181,7 @@ MAY: dict[str, set[str]] = {
     "aio": {"whywait", "api", "session"},
 }
 FLAGS = {"whywait.flags", "whywait.flags_lab", "whywait.flags_out", "whywait.flags_sim"}
-CLI_AT_IMPORT = {"whywait", "whywait.errors", *FLAGS}
+CLI_AT_IMPORT = {"whywait", "whywait.errors", "whywait.encodings", *FLAGS}
 
 
 def part(module: str) -> str:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.analysis_runs import MS, S, Service, gauge_rows, make_run, messy_runs
 from whywait.analyze.occupancy import CATEGORIES, device_account
+from whywait.analyze.pools import unbalanced
 
 
 def _row(sent, first, last, end, **columns):
@@ -134,3 +135,36 @@ def test_what_is_no_window_is_refused():
         device_account(make_run([]), 10, 5)
     with pytest.raises(ValueError, match="needs a window"):
         device_account(make_run([], points=[]))
+
+
+def test_what_others_are_in_work_with_is_no_idle_device():
+    """None of ours in flight, while the engine says twice in a row that it has requests: unknown. Once is the end of
+    ours, or a look too late."""
+    queue = gauge_rows("waiting", [(t * MS, 34.0 if 200 <= t <= 600 else 0.0) for t in range(0, 1001, 100)])
+    a = device_account(make_run([_row(0, 10, 100, 100, engine_prefill_ms=10)], readings=queue), 0, 1000 * MS)
+    assert _ms(a) == {"prefill_busy": 10, "decode_busy": 90, "idle_no_work": 500, "unknown": 400}
+    late = gauge_rows("running", [(t * MS, float(t in (100, 300))) for t in range(0, 1001, 100)])
+    a = device_account(make_run([_row(0, 10, 100, 100, engine_prefill_ms=10)], readings=late), 0, 1000 * MS)
+    assert a.ns["idle_no_work"] == 900 * MS
+    ours = gauge_rows("running", [(t * MS, float(t <= 600)) for t in range(0, 1001, 100)])
+    a = device_account(make_run([_row(0, 10, 550, 550, engine_prefill_ms=10)], readings=ours), 0, 1000 * MS)
+    assert a.ns["idle_no_work"] == 450 * MS  # the last reading with work is of a stretch in which ours ended
+
+
+def test_each_pool_of_a_split_service_has_its_own_requests():
+    """One prefill engine of two devices, two decode engines of one. 100 ms without a request, two prefills of 50 ms one
+    after the other, then both decode to 500 ms, the second with a hand-over of 20 ms."""
+    rows = [_row(100, 150, 500, 500, engine_prefill_ms=50), _row(150, 220, 500, 500, engine_prefill_ms=50)]
+    engine = {"devices": 4, "pools": {"prefill": [1, 2], "decode": [2, 1]}}
+    a = device_account(make_run(rows, engine=engine), 0, 500 * MS)
+    assert sum(a.ns.values()) == a.total_ns
+    seen = _ms(a)
+    assert seen["prefill_busy"] == 2 * 100
+    assert seen["decode_busy"] == 350 + 280
+    assert a.pool_idle_ns <= a.ns["idle_no_work"] - 4 * 100 * MS
+    assert "the prefill pool 56 % of its time" in a.notes["idle_no_work"]
+    assert unbalanced({"pool_idle": a.pool_idle_ns / a.total_ns, "notes": a.notes})
+    assert not unbalanced({"pool_idle": 0.1, "notes": a.notes})
+    other = device_account(make_run(rows, engine={**engine, "devices": 3}), 0, 500 * MS)  # not what it was told
+    assert other.pool_idle_ns == 0
+    assert "idle_no_work" not in other.notes

@@ -64,6 +64,8 @@ import os, pytest
 SLOWER = float(os.environ.get("SLOWER", "0"))
 
 def test_gate(whywait_gate):
+    whywait_gate.ready()
+    print("measuring")
     run = noisy("8 in flight, steady", 2 if SLOWER else 1, SLOWER)
     result = whywait_gate(run, noisy("8 in flight, steady", 3), fail_if=["tpot_ms.p50>+10%"])
     assert result is None or result["state"] == "passes"
@@ -89,6 +91,7 @@ def test_the_fixture_from_the_first_baseline_to_a_failure(tmp_path):
     assert code == 1
     assert "there is no baseline" in out
     assert "--whywait-save" in out
+    assert "measuring" not in out.partition("test_names")[0]  # ready() fails before
     assert suite(tmp_path, "--whywait-save")[0] == 0
     kept = sorted(p.name for p in (tmp_path / "whywait-baselines").iterdir())
     assert kept == ["test_gate.json", "test_names-..-a-b.json"]

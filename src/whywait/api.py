@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from whywait import app, keywords, trying
-from whywait.calling import arguments, talk
+from whywait.calling import arguments, path_of, talk
 from whywait.core.run import Run
 from whywait.errors import UsageError
 from whywait.options import new_directory
@@ -226,6 +226,9 @@ def compare(a: Source, *bs: Source, verbose: bool = False, **flags: Unpack[keywo
     """
     from whywait.verbs import compare as verb
 
+    for given in (a, *bs):
+        if not isinstance(given, Run):
+            path_of(given)
     args = arguments("compare", ["a", *("b" for _ in bs)], flags)
     args.runs = [a, *bs]
     with talk(verbose):
@@ -244,7 +247,7 @@ def import_results(
     """
     from whywait.verbs import importing as verb
 
-    many = [files] if isinstance(files, (str, PathLike)) else files
+    many = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     with talk(verbose):
         return verb.imported(arguments("import", many, flags, out=out))
 
@@ -258,7 +261,7 @@ def export(run: Folder, to: str, out: str | PathLike[str] = "", *, verbose: bool
     """
     from whywait.verbs import export as verb
 
-    if fspath(out) == "-":
+    if path_of(out) == "-":
         raise UsageError("stdout is for the terminal", "give a file or a folder")
     with talk(verbose):
         return verb.exported(arguments("export", [run], flags, to=to, out=out))
@@ -270,7 +273,7 @@ def show(run_dir: str | PathLike[str]) -> Result:
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    return app.show(run_dir if isinstance(run_dir, Path) else fspath(run_dir))
+    return app.show(run_dir if isinstance(run_dir, Path) else path_of(run_dir))
 
 
 def simulate(*, verbose: bool = False, **flags: Unpack[keywords.Simulate]) -> Simulated:

@@ -45,7 +45,7 @@ FOREIGN_STOP = 0.05  # growth of the engine's counters beyond what we sent, as a
 Watch = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a journey hands back. ``directory`` holds the saved Run, ``summary.json`` and, of diagnose, the report."""
 
@@ -59,6 +59,11 @@ class Result:
     def headline(self) -> str:
         said: str = self.summary["headline"]
         return said
+
+    def __repr__(self) -> str:
+        n = len(self.run.points)
+        points = f"{n} load point{'' if n == 1 else 's'}"
+        return f"Result({str(self.directory)!r}, {self.run.manifest.made_by}, {points}: {self.headline})"
 
     def _repr_html_(self) -> str:
         from whywait.report import notebook, told

@@ -47,7 +47,15 @@ def arguments(verb: str, positional: Sequence[Any], flags: Mapping[str, Any], **
 
 
 def path_of(given: Any) -> str:
-    return fspath(given.directory if isinstance(given, app.Result) else given)
+    """
+    Raises:
+        UsageError: it is no path and no URL.
+    """
+    try:
+        path: str = fspath(given.directory if isinstance(given, app.Result) else given)
+    except TypeError:
+        raise UsageError(f"{given!r:.60} is no path and no URL", "give text, a path, or a result") from None
+    return path
 
 
 @functools.cache

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from whywait import __version__, flags, flags_lab, flags_out, flags_sim
+from whywait.encodings import STAND_INS
 from whywait.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UsageError, WhywaitError, said_by, scrub
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -86,9 +90,22 @@ SPACES = "\n\t\u00a0\u2009\u202f"  # that are not printable by Python's word
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # '-3s' is a value that is wrong, not a flag that is missing: who reads the value says why.
+        self._negative_number_matcher = re.compile(r"^-\.?\d\S*$")
+
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"{self.prog}: {message}\n  → {self.prog} --help shows the flags", file=sys.stderr)
+        print(f"{self.prog}: {message}\n  → {_meant(message)}{self.prog} --help shows the flags", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
+
+
+def _meant(message: str) -> str:
+    """Of a choice that is none, what was probably meant."""
+    wrong, _, known = message.partition("(choose from ")
+    word = re.search(r"invalid choice: '(.*?)'", wrong)
+    close = difflib.get_close_matches(word[1], re.findall(r"[\w.-]+", known), n=1) if word else []
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -123,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code. No traceback reaches a user unless WHYWAIT_DEBUG is set."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII gets ? for what it cannot show
+            stream.reconfigure(errors=STAND_INS)  # a terminal that knows only ASCII gets something like it
     args = parser().parse_args(argv)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - closed by the caller of this process
@@ -134,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"whywait: {exc.message}" + (f"\n  → {exc.hint}" if exc.hint else ""))
         return exc.exit_code
     except KeyboardInterrupt:
-        print("whywait: interrupted", file=sys.stderr)
+        print(f"whywait: interrupted{_kept()}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -147,6 +164,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as exc:
         return _ours(exc)
     return code
+
+
+def _kept() -> str:
+    """Where what had been measured by then lies."""
+    options = sys.modules.get("whywait.options")  # not loaded: nothing was measured
+    made = options.LAST_DIRECTORY.get() if options else None
+    if made is None or not any(made.rglob("manifest*")):
+        return ""
+    return f"; what was measured is kept in {made}\n  → whywait show {made}"
 
 
 def of_the_machine(exc: OSError) -> UsageError | None:

@@ -22,6 +22,7 @@ from whywait.units import plain
 
 Say = Callable[[str], None]
 QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+LAST_DIRECTORY: ContextVar[Path | None] = ContextVar("last_directory", default=None)  # of what was measured last
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ def may_load(endpoint: Endpoint, o: Options) -> None:
 
 
 def new_directory(out: str | None) -> Path:
+    found = _new_directory(out)
+    LAST_DIRECTORY.set(found)
+    return found
+
+
+def _new_directory(out: str | None) -> Path:
     if out:
         return Path(out)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -26,9 +26,19 @@ def whywait_gate(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]
     """A function ``gate(run, *more, name="", fail_if=("worse",), strict=False, allow=())``: fails the test where
     ``run`` is worse than the baseline NAME.json (default: the name of the test). ``more`` are further runs of the same,
     kept in the baseline so that it knows how much runs differ; compared is the first. Returns the comparison, None when
-    the baseline was saved."""
+    the baseline was saved. ``gate.ready(name="")``, before anything is measured, fails the test where there is no
+    baseline to compare with."""
     config = request.config
     folder = Path(config.rootpath) / str(config.getoption("--whywait-baselines") or config.getini("whywait_baselines"))
+
+    def path_of(name: str) -> Path:
+        file = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or request.node.name).strip("-.") or "baseline"
+        return folder / f"{file}.json"
+
+    def ready(name: str = "") -> None:
+        __tracebackhide__ = True
+        if not config.getoption("--whywait-save") and not path_of(name).exists():
+            pytest.fail(f"there is no baseline {path_of(name)}; make it with: pytest --whywait-save", pytrace=False)
 
     def gate(
         run: Any, *more: Any, name: str = "", fail_if: Sequence[str] = ("worse",), **options: Any
@@ -37,18 +47,18 @@ def whywait_gate(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]
         from whywait import testing
         from whywait.errors import UsageError
 
-        path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name or request.node.name).strip('-.') or 'baseline'}.json"
+        path = path_of(name)
         try:
             if config.getoption("--whywait-save"):
                 folder.mkdir(parents=True, exist_ok=True)
                 testing.save_baseline(path, run, *more)
                 return None
-            if not path.exists():
-                pytest.fail(f"there is no baseline {path}; make it with: pytest --whywait-save", pytrace=False)
+            ready(name)
             return testing.assert_no_worse(run, path, fail_if, **options)
         except testing.Worse as exc:
             pytest.fail(str(exc), pytrace=False)
         except UsageError as exc:
             pytest.fail(f"{exc.message}\n  → {exc.hint}", pytrace=False)
 
+    gate.ready = ready  # type: ignore[attr-defined]
     return gate

@@ -285,6 +285,12 @@ def _draws(loads: Sequence[Asked]) -> int:
     return max(LEAST_SEEDS, min(SEEDS, HEAVY // max(2 * rows, 1)))
 
 
+def _unseen_width(had: int, gets: int, loads: Sequence[Asked]) -> float | None:
+    """How many requests a step can hold after the change where the run never held so many; None where it did."""
+    most = max((min(float(gets), a.target) if a.mode == "concurrency" else float(gets) for a in loads), default=0.0)
+    return most if gets > had and most > had else None
+
+
 def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[str]:
     before, after, found = base.deployment, compared.after.deployment, compared.found
     out = [f"{a.name}: {a.note}" for a in loads if a.note]
@@ -293,6 +299,9 @@ def _notes(base: Baseline, loads: Sequence[Asked], compared: _Compared) -> list[
                    "only in part, and the intervals are wider for it")  # fmt: skip
     elif compared.carried.wider:
         out.append(f"the change makes these less sure than the run told: {', '.join(sorted(compared.carried.wider))}")
+    if (wide := _unseen_width(before.engine.max_seqs, after.engine.max_seqs, loads)) is not None:
+        out.append(f"steps of up to {wide:g} requests at once were never seen: the run had {before.engine.max_seqs} at "
+                   "most, and how wrong the model is was checked only there")  # fmt: skip
     if compared.guessed:
         out.append("how many drafts this traffic would accept was not measured: published figures, drawn widely")
     if base.cpu:

@@ -11,6 +11,7 @@ import numpy as np
 
 from whywait.analyze.goodput import answer_tokens, answers_only, goodput
 from whywait.analyze.latency import CLOSED, OK, Content
+from whywait.analyze.passive import is_passive
 from whywait.analyze.sharing import failed_tokens, presence, tokens_inside
 from whywait.analyze.window import UNCOUNTED, Window
 from whywait.core.columns import OUTCOMES
@@ -94,11 +95,12 @@ class Work:
 
     def as_dict(self) -> dict[str, Any]:
         """Counts of the window. ``late`` ended well but not within the SLO; ``failed`` did not end well by
-        the service's doing; ``censored`` and ``cancelled`` by ours (see ``kinds``)."""
+        the service's doing; ``censored`` and ``cancelled`` by ours (see ``kinds``). All null where nothing was sent."""
+        sent = not is_passive(self.one)
         counts = {what: self.count(what) for what in (EFFECTIVE, ANSWER, RAW)}
         return {
-            "requests": float(self.here.sum()),
-            **{f"{k}_requests": float(self.here[mine].sum()) for k, mine in self.kinds.items()},
+            "requests": float(self.here.sum()) if sent else None,
+            **{f"{k}_requests": float(self.here[mine].sum()) if sent else None for k, mine in self.kinds.items()},
             **{what: value for what, (value, _) in counts.items()},
             "why": {what: why for what, (_, why) in counts.items() if why} or None,
         }

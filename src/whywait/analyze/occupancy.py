@@ -14,6 +14,7 @@ import numpy as np
 from whywait.analyze.counters import delta, series
 from whywait.analyze.device_evidence import UNCOVERED, apply, device_evidence
 from whywait.analyze.first_token import KV_FULL, prefill_windows, waiting_seen
+from whywait.analyze.pools import Pools, Span, clip, pools_of
 from whywait.analyze.stats import Doubt
 from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
@@ -35,7 +36,8 @@ class DeviceAccount:
     CPU time over its threads, or the GPU's own share of busy time, where that was read; low = what the account calls
     busy, at most high. ``kv_blocked_ns`` is the time in which requests waited while the KV space was full and fewer
     were in work than the engine takes, whatever the device did (None where that was not read); ``notes`` say in words
-    what a category rests on.
+    what a category rests on. ``pool_idle_ns`` is the part of idle_no_work in which only one pool of a split service had
+    no request.
     """
 
     start_ns: int
@@ -48,6 +50,7 @@ class DeviceAccount:
     doubts: list[Doubt]
     kv_blocked_ns: int | None = None
     notes: dict[str, str] = field(default_factory=dict)
+    pool_idle_ns: int = 0
 
     @property
     def total_ns(self) -> int:
@@ -60,7 +63,9 @@ def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = N
     By sweep line, at every instant: a request in its prefill window → prefill_busy; else one between first and last
     token → decode_busy; else none in flight → idle_no_work; else, if ``waiting`` readings are above 0 and the prefill
     of every request in flight is known not to be now → idle_kv_blocked where the KV space was full too, else idle_host;
-    else unknown. Then the device's own readings take out of busy what they say it was not (``device_evidence``).
+    else unknown. None of ours in flight while the engine says that it has some: unknown too. Of a split service each
+    pool has its own requests (``pools``). Then the device's own readings take out of busy what they say it was not
+    (``device_evidence``).
     ``manifest.engine["devices"]`` (1) are taken as one machine per replica, evenly.
 
     Raises:
@@ -73,16 +78,7 @@ def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = N
     if end < start:
         raise ValueError(f"the window ends at {end}, before it starts at {start}")
     devices = int(run.manifest.engine.get("devices") or 1)
-    replicas = int(run.requests["replica"].max(initial=0)) + 1
-    parts = replicas if devices % replicas == 0 else 1
-    ns = dict.fromkeys(CATEGORIES, 0)
-    blocked = 0
-    for r in range(parts):
-        mine = run.requests["replica"] == r if parts > 1 else np.ones(len(run.requests), dtype=bool)
-        found = _classify(run, mine, start, end)
-        blocked += found.pop("blocked") * (devices // parts)
-        for name, length in found.items():
-            ns[name] += length * (devices // parts)
+    ns, blocked, pools = _all(run, devices, (start, end))
     seen = ns["prefill_busy"] + ns["decode_busy"]
     evidence = device_evidence(run, (start, end), devices, seen)
     apply(evidence, ns)
@@ -95,13 +91,40 @@ def device_account(run: Run, start_ns: int | None = None, end_ns: int | None = N
     how = _how(run, start, end) | {k: v for k, (n, v) in evidence.take.items() if n and ns[k]}
     known = _kv_full_spans(run) is not None and len(waiting_seen(run)[0]) > 0
     return DeviceAccount(start, end, devices, ns, how, min(busy, high), high, _starved(busy, cpu),
-                         blocked if known else None, evidence.notes)  # fmt: skip
+                         blocked if known else None, evidence.notes | _said(pools, ns),
+                         0 if pools is None else pools.idle_ns)  # fmt: skip
+
+
+def _all(run: Run, devices: int, window: Span) -> tuple[dict[str, int], int, Pools | None]:
+    """``ns`` of all devices, how much of it ``blocked``, and the pools of a split service."""
+    start, end = window
+    replicas = int(run.requests["replica"].max(initial=0)) + 1
+    parts = replicas if devices % replicas == 0 else 1
+    ns = dict.fromkeys(CATEGORIES, 0)
+    blocked = 0
+    for r in range(parts):
+        mine = run.requests["replica"] == r if parts > 1 else np.ones(len(run.requests), dtype=bool)
+        found = _classify(run, mine, start, end)
+        blocked += found.pop("blocked") * (devices // parts)
+        for name, length in found.items():
+            ns[name] += length * (devices // parts)
+    pools = None if _unplaced(run, start, end) else pools_of(run, window, devices)
+    return (ns if pools is None else {**dict.fromkeys(CATEGORIES, 0), **pools.ns}), blocked, pools
+
+
+def _said(pools: Pools | None, ns: dict[str, int]) -> dict[str, str]:
+    return {} if pools is None or not ns["idle_no_work"] else {"idle_no_work": pools.said}
+
+
+def _unplaced(run: Run, start: int, end: int) -> bool:
+    """Whether the window is of requests whose times another tool laid out, not measured."""
+    out_of_place = run.points.where(np.isin(run.points["point"], laid_out(run)))
+    return any(start < b and a < end for a, b in zip(out_of_place["start_ns"], out_of_place["end_ns"], strict=True))
 
 
 def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
     req = run.requests.where(mine)
-    out_of_place = run.points.where(np.isin(run.points["point"], laid_out(run)))
-    if any(start < b and a < end for a, b in zip(out_of_place["start_ns"], out_of_place["end_ns"], strict=True)):
+    if _unplaced(run, start, end):
         return {**dict.fromkeys(CATEGORIES, 0), "unknown": end - start, "blocked": 0}
     begin, until = (v[mine] for v in prefill_windows(run))
     unseen = np.isnan(req["engine_prefill_ms"])
@@ -116,34 +139,27 @@ def _classify(run: Run, mine: Array, start: int, end: int) -> dict[str, int]:
         "waiting": _waiting_spans(run),
         "full": _kv_full_spans(run) or (np.zeros(0), np.zeros(0)),
         "limited": _at_limit_spans(run),
+        "others": _others_spans(run),
     }
-    clipped = {k: _clip(a, b, start, end) for k, (a, b) in spans.items()}
+    clipped = {k: clip(a, b, start, end) for k, (a, b) in spans.items()}
     times = np.unique(np.concatenate([[start, end], *(v for pair in clipped.values() for v in pair)]).astype(np.int64))
     at, length = times[:-1], np.diff(times)
     on = {k: np.searchsorted(a, at, "right") > np.searchsorted(b, at, "right") for k, (a, b) in clipped.items()}
-    out = {}
+    out: dict[str, int] = {}
     left = np.ones(len(at), dtype=bool)
     for name, when in (
         ("prefill_busy", on["prefill"]),
         ("decode_busy", on["decode"]),
+        ("unknown", ~on["flight"] & on["others"]),  # somebody's request: what the device does with it is not seen
         ("idle_no_work", ~on["flight"]),
         ("idle_kv_blocked", on["waiting"] & ~on["dark"] & on["full"]),
         ("idle_host", on["waiting"] & ~on["dark"]),
         ("unknown", left.copy()),
     ):
-        out[name] = int(length[left & when].sum())
+        out[name] = out.get(name, 0) + int(length[left & when].sum())
         left &= ~when
     out["blocked"] = int(length[on["waiting"] & on["full"] & ~on["limited"]].sum())
     return out
-
-
-def _clip(starts: Array, ends: Array, low: int, high: int) -> tuple[Array, Array]:
-    """Starts and ends (int64, each ascending) of the intervals, cut to the window; the empty ones left out."""
-    known = ~(np.isnan(starts) | np.isnan(ends))
-    a = np.rint(np.clip(starts[known], low, high)).astype(np.int64)
-    b = np.rint(np.clip(ends[known], low, high)).astype(np.int64)
-    some = b > a
-    return np.sort(a[some]), np.sort(b[some])
 
 
 def _waiting_spans(run: Run) -> tuple[Array, Array]:
@@ -164,6 +180,25 @@ def _at_limit_spans(run: Run) -> tuple[Array, Array]:
     if not slots or not found:
         return np.zeros(0), np.zeros(0)
     return _held_spans(*_merged([(s.asked_ns, s.values >= float(slots)) for s in found]))
+
+
+def _others_spans(run: Run) -> tuple[Array, Array]:
+    """When the engine was read as having requests, twice in a row, while none of ours was in flight in between."""
+    parts = [(s.asked_ns, s.values > 0) for name in ("running", "waiting") for s in series(run.readings, name)]
+    if not parts:
+        return np.zeros(0), np.zeros(0)
+    asked, some = _merged(parts)
+    at, first = np.unique(asked, return_index=True)
+    some = np.logical_or.reduceat(some, first)
+    if len(at) < 2:
+        return np.zeros(0), np.zeros(0)
+    sent, stop = run.requests["sent_ns"], run.requests["end_ns"]
+    stop = np.sort(np.where(np.isnan(stop), np.inf, stop)[~np.isnan(sent)])
+    sent = np.sort(sent[~np.isnan(sent)])
+    own = np.searchsorted(sent, at[1:], "right") > np.searchsorted(stop, at[:-1], "left")
+    step = np.diff(at)
+    both = some[:-1] & some[1:] & ~own & (step <= STALE * float(np.median(step)))
+    return at[:-1][both], at[1:][both]
 
 
 def _merged(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -95,9 +95,11 @@ def tokens_inside(run: Run, c: Content, w: Window, output: Array | None = None) 
 
 def presence(run: Run, w: Window, closed: bool) -> Array:
     """What each request counts for in the window, as ``window.request_rate`` has it: in a closed loop the share of sent
-    … end that lies inside, in an open one whether it ended inside."""
+    … end that lies inside, in an open one whether it ended inside. One that was sent and whose end is not known (other
+    tools do not tell it of failures) counts whole where it was sent: it is none of those that never were."""
     sent, end = run.requests["sent_ns"], run.requests["end_ns"]
-    done = ((end > w.start_ns) & (end <= w.end_ns)).astype(np.float64)
+    unended = np.isnan(end) & (sent >= w.start_ns) & (sent <= w.end_ns)
+    done = (unended | ((end > w.start_ns) & (end <= w.end_ns))).astype(np.float64)
     if not closed:
         return done
     length = end - sent

@@ -18,6 +18,7 @@ from whywait.analyze.occupancy import device_account
 from whywait.analyze.offered import errors, invalid, miscounted, offered
 from whywait.analyze.parts import by_class, by_latency
 from whywait.analyze.phases import DECODE, PHASES, PREFILL, STALL, RequestAccount, account, point_account
+from whywait.analyze.pools import unbalanced
 from whywait.analyze.roofline import OTHER, apportion, roofline
 from whywait.analyze.speculation import speculation
 from whywait.analyze.stats import Doubt, t975
@@ -169,7 +170,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     if passive.is_passive(one):
         own, found = passive.figures(run, (w.start_ns, w.end_ns))
         return {**point, **own}, found
-    return point, [*found, *more]
+    return point, [*found, *more, *unbalanced(point["occupancy"])]
 
 
 def _uncounted(missing: int, uncertain: int) -> list[Doubt]:
@@ -350,6 +351,7 @@ def _occupancy(run: Run, w: Window, step: dict[str, Any] | None) -> dict[str, An
         "busy": busy,
         "decode": decode,
         "kv_blocked": blocked,
+        "pool_idle": a.pool_idle_ns / total if total else None,
         "notes": a.notes,
     }
 

@@ -10,7 +10,7 @@ from whywait.core.run import Run
 from whywait.judge.causes import RULES
 from whywait.judge.doubtful import lesser, withheld
 from whywait.judge.evidence import Evidence
-from whywait.judge.gather import gather
+from whywait.judge.gather import gather, modelled
 from whywait.judge.rules_load import shedding
 from whywait.judge.verdict import MATTERS, STRETCHERS, WAIT, WORK, Verdict, rank
 
@@ -23,11 +23,14 @@ def judge(
     ``summary`` is that of the same run; ``flags`` are the engine's own names for its limits (``engines`` table);
     ``acc`` is the run's account when the caller has it.
     """
-    evidence = gather(run, summary, flags, acc)
+    return [replace(v, how=modelled(v.how, run)) for v in _judged(summary, gather(run, summary, flags, acc))]
+
+
+def _judged(summary: dict[str, Any], evidence: Evidence) -> list[Verdict]:
     if not any(p.ok for p in evidence.points):
         if all("passive" in p for p in summary["points"]) and evidence.points:
             return [_idle(summary)]
-        return [*_about(shedding(evidence), evidence)[:1], _nothing()]
+        return [*_about(shedding(evidence), evidence)[:1], _nothing(summary)]
     found = lesser([withheld(v, evidence) for rule in RULES for v in rule(evidence)])
     return rank(_about(found, evidence))
 
@@ -96,7 +99,10 @@ def failures(points: list[dict[str, Any]]) -> str:
     return f"{failed} of {failed + ok} requests failed ({worst})"
 
 
-def _nothing() -> Verdict:
+def _nothing(summary: dict[str, Any]) -> Verdict:
+    if summary["partial"] and not tally(summary["points"])[1]:  # whoever ended it did so before any had ended
+        claim = "No request had ended when the run was cut off, so nothing can be said about waiting"
+        return Verdict("no success", claim, "undecided", how="unknown", next_step="let it run for longer")
     return Verdict("no success", "No request succeeded, so nothing can be said about waiting", "undecided",
                    next_step="see the outcomes above the latencies, and the service's log")  # fmt: skip
 

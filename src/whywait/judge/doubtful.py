@@ -22,6 +22,7 @@ PRESENT = 0.6  # of the time that requests are computed on a CPU, its threads mu
 SLOWED, SLOWED_MS = 1.3, 5.0  # tokens arrive this many times as far apart as they are made, and that much more
 LARGER = "other work takes more of the time, and what bounds that is not known"
 SMALL = "whether the batch is small only for want of load is not known"
+LEFT_OUT = 0.25  # of the gaps: what the others show need not be a step
 BUSY = 0.3  # of the time requests are computed by their stamps, for either to be said
 
 
@@ -49,10 +50,26 @@ def _hidden(v: Verdict, e: Evidence, p: Seen) -> tuple[str, str] | None:
 def _slowed(v: Verdict, p: Seen) -> tuple[str, str] | None:
     """A path, or a client, that takes longer for a token than the engine does."""
     made, came = p.streams.engine_gap_ms, p.streams.client_gap_ms
+    if v.cause.endswith("decode") and (made is None or p.streams.client_gap_ms is None):
+        return _other_steps(p)
     if not v.cause.endswith("decode") or made is None or came is None or came < SLOWED * made + SLOWED_MS:
         return None
     return (f"the engine makes a token every {ms(made)}, and they arrive every {ms(came)}",
             "measure the engine's own address, past any proxy")  # fmt: skip
+
+
+def _other_steps(p: Seen) -> tuple[str, str] | None:
+    """The engine says nothing of its steps, and the gaps that stand for them are not most of them: chunks of a known
+    number of tokens are far quicker than the tokens of the same requests, more than their stalls explain."""
+    step, token = p.p("itl_ms"), p.p("tpot_ms")
+    left_out, decode = p.itl_left_out, p.share["decode"]
+    if step is None or token is None or left_out is None or left_out < LEFT_OUT or not decode:
+        return None
+    if token < SLOWED * step * (1 + p.share["stall"] / decode) + SLOWED_MS:
+        return None
+    return (f"a step is taken as {ms(step)}, by gaps that leave out {percent(left_out)} of them, and the same "
+            f"requests' tokens are {ms(token)} apart (TPOT)",
+            "ask for token ids or usage per chunk, or read the engine's metrics (a /metrics page)")  # fmt: skip
 
 
 def lesser(found: list[Verdict]) -> list[Verdict]:

@@ -206,6 +206,12 @@ class Seen:
         return None if mean is None else float(mean)
 
     @property
+    def itl_left_out(self) -> float | None:
+        """The part of the gaps that ITL leaves out, since how many tokens their chunks carry is not known."""
+        known, gaps = ((self.summary.get(k) or {}).get("n") for k in ("itl_ms", "chunk_gap_ms"))
+        return None if known is None or not gaps else 1 - known / gaps
+
+    @property
     def step_ms(self) -> float | None:
         """The usual time of a decode step: the median gap per token, so that stalls do not enter."""
         return self.p("itl_ms") or self.p("tpot_ms") or self.p("chunk_gap_ms")

@@ -118,9 +118,9 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
         tried=ok if watched else sum(n for k, n in summary["counts"].items() if k not in ("never_sent", "cancelled")),
         share={p: v / whole if whole > 0 else 0.0 for p, v in mean_ms.items()},
         mean_ms=mean_ms,
-        how={p: v["how"] for p, v in phases.items()},
+        how={p: modelled(v["how"], run) for p, v in phases.items()},
         causes=causes,
-        device={k: v or 0.0 for k, v in summary["occupancy"]["shares"].items()},
+        device=_device(summary["occupancy"]),
         summary=summary,
         gauges={**{g: _level(run, g, span) for g in GAUGES}, "kv_use": _kv(run, span)},
         cpu=cpu,
@@ -134,6 +134,17 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
         rejected=_grown(run, "rejections_total", span),
         seconds=(span[1] - span[0]) / 1e9,
     )
+
+
+def modelled(how: str, run: Run) -> str:
+    """``how`` a figure is known: of a simulated service nothing was measured."""
+    return "modelled" if run.manifest.made_by == "simulated" and how != "unknown" else how
+
+
+def _device(account: dict[str, Any]) -> dict[str, float]:
+    """Shares of the device's time. What only one pool of a split service was without a request is no idle service."""
+    out = {k: v or 0.0 for k, v in account["shares"].items()}
+    return {**out, "idle_no_work": max(out["idle_no_work"] - (account.get("pool_idle") or 0.0), 0.0)}
 
 
 def _grown(run: Run, name: str, span: Span) -> float | None:

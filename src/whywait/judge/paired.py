@@ -30,6 +30,7 @@ MARGIN = 0.05  # a change below this is none
 LEAST_WAIT = 0.01  # of a request's time: what A does not wait for cannot be cut
 MANY = 1000  # times: what lies beyond is not told apart
 WORTH = 0.005  # of a request's time, or of the device's: less is not worth a line
+MUCH = 0.1  # … from which a phase is listed though it is not sure to have moved
 FAR = 400  # pairs: what would take more is not promised
 ABOVE, BELOW, SAME, OPEN = 1, -1, 0, 2
 
@@ -294,7 +295,8 @@ def half_width_of(sd: float, n: int, alpha: float) -> float:
 def waits(effects: Mapping[str, Effect], promise: str = "") -> list[dict[str, Any]]:
     """Which waits moved, request account first, by the size of their moves: ``name, title, account, a, b, difference``
     and, on ``scale``, ``value, low, high``; ``unit, way, promised``. By 95 % intervals one at a time: a description, no
-    claim. What moved by less than ``WORTH`` of a request's (the device's) time is left out.
+    claim. What moved by less than ``WORTH`` of a request's (the device's) time is left out, and so is what is not sure
+    to have moved (``way`` open) but a phase that differs by ``MUCH`` of a request's time.
 
     ``promised`` says that it is what B promised to cut; what grew (``way`` above) is the other side of it.
     """
@@ -304,7 +306,8 @@ def waits(effects: Mapping[str, Effect], promise: str = "") -> list[dict[str, An
         if not name.startswith((PHASE, CAUSE, DEVICE)) or not e.n:
             continue
         size = abs(e.difference.value or 0.0) / (1.0 if e.metric.unit == "share" else whole or 1.0)
-        if name != target and not (e.moved and size >= WORTH):
+        unsure = name.startswith(PHASE) and size >= MUCH  # a price that few pairs leave open is not kept back
+        if name != target and not (e.moved and size >= WORTH) and not unsure:
             continue
         value, low, high = (e.ratio if e.scale == RATIO else e.difference)[:3]
         out.append({

@@ -13,7 +13,7 @@ from whywait.units import ms, number, percent
 ANSWERED, OPEN, PARTLY = "answered", "open", "in part"
 #: From so many requests of a log a tail is told at all: two-sided 95 % bounds of p99 need 368.
 ENOUGH = 368
-KEEPS = {"holds": "surely", "undecided": "perhaps", "fails": "no"}
+KEEPS = {"holds": "in every simulated draw", "undecided": "in some simulated draws", "fails": "no"}
 BURSTY = 1.3  # coefficient of variation of gaps from which a load is burstier than Poisson
 
 Plan = Mapping[str, Any]
@@ -187,6 +187,12 @@ def _account(point: Plan) -> str:
     return "; ".join(said)
 
 
+def _keeps(r: Mapping[str, Any]) -> str:
+    """A plan draws; only what was measured under this load is seen to keep it."""
+    seen = {"holds": "yes, measured", "undecided": "not sure", "fails": "no"}
+    return (seen if r["kind"] == "measured" else KEEPS)[r["meets"]]
+
+
 def _goodput(p: Plan) -> dict[str, Any]:
     name = "What goodput under the SLO, not what peak?"
     rows, want = p["rows"], p["want"]
@@ -198,13 +204,14 @@ def _goodput(p: Plan) -> dict[str, Any]:
     for r in rows[:5]:
         g = r["figures"]["goodput"]
         evidence.append(
-            f"{r['name']} ({r['basis']}): {number(g['value'])}/s good ({_band(g)}), keeps the SLO: {KEEPS[r['meets']]}"
+            f"{r['name']} ({r['basis']}): {number(g['value'])}/s good ({_band(g)}), keeps the SLO: {_keeps(r)}"
         )
     errors = dict.fromkeys(r["known_error"] for r in rows if r.get("known_error"))
     evidence += list(errors)
     measured = any(r["kind"] == "measured" and r["meets"] != "undecided" for r in rows)
+    drawn = "" if measured else " in every simulated draw"
     kept = (
-        f"{len(held)} of {len(rows)} candidates looked at closely keep it for sure"
+        f"{len(held)} of {len(rows)} candidates looked at closely keep it{drawn}"
         if held
         else "No candidate surely does"
     )

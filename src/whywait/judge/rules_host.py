@@ -149,7 +149,7 @@ def _by_device(e: Evidence, p: Seen) -> list[Verdict]:
     found = replace(_host_cpu(e, p, share, facts), of="device time", next_step=step, claim=claim)
     if (account.get("devices") or 1) > 1:
         claim = f"At {p.name} devices idle with work queued: the host does not feed them, or they wait for each other"
-        return [replace(found, state="undecided", claim=claim)]
+        return [replace(found, state="undecided", claim=claim, lever="", gain="", cost="")]
     return [found]
 
 

@@ -126,6 +126,7 @@ def parse_url(
         address: tuple[int, tuple[Any, ...] | str] = (socket.AF_UNIX, socket_path)
         return Endpoint("unix", "localhost", 0, base, address, dialect, api_key, timeout_s, reach)
     if "://" not in url:
+        _no_folder(url)
         url = "http://" + url
     try:
         parts = urlsplit(url)
@@ -143,6 +144,15 @@ def parse_url(
     return Endpoint(
         parts.scheme, parts.hostname, port, base, address, dialect, api_key, timeout_s, reach, proxy
     )  # fmt: skip
+
+
+def _no_folder(url: str) -> None:
+    """
+    Raises:
+        UsageError: it is the folder of a saved run.
+    """
+    if os.path.isfile(os.path.join(url, "manifest.json")):
+        raise UsageError(f"{url} is the folder of a saved run, not a service", f"whywait show {url}")
 
 
 def _base(path: str, dialect: str) -> tuple[str, str]:

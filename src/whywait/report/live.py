@@ -18,6 +18,7 @@ from whywait.report.live_doubts import first_doubts
 from whywait.units import NS_PER_MS, load_name, number, plain, seconds
 
 LINE_S = 5.0  # between two lines where nothing moves
+LEFT = 7  # the time left goes first where there is no room: what the service does matters more
 RECENT_S = 5.0  # rates are of so long
 LEAST_ENDED = 3  # before so many have ended nothing is said of when the rest will
 
@@ -79,7 +80,7 @@ class Live:
                 tail = "" if more is None else f" (p95 {_rough(more)})"
                 out.append((rank, f"{name} {_rough(value)}{tail}"))
         left = self._left(p)
-        return [*out, (3, left)] if left else out
+        return [*out, (LEFT, left)] if left else out
 
     def _rates(self, p: Any) -> list[str]:
         """Of the last seconds. Tokens by what the ended requests had per chunk; where that is not known, chunks."""

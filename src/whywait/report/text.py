@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
@@ -35,7 +36,13 @@ DEVICE_NAMES = {"prefill_busy": "prefill", "decode_busy": "decode", "idle_no_wor
 
 
 class Plain(Console):
-    """A console on which nothing that it is given moves the cursor."""
+    """A console on which nothing that it is given moves the cursor.
+
+    Never a notebook's: rich would show there, too, what a console with a file of its own is given, as a second output.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"force_jupyter": False, **options})
 
     def on_broken_pipe(self) -> None:
         """Whoever read has seen enough; rich would end the program as a failure, ``main`` does not."""
@@ -58,9 +65,7 @@ def print_result(summary: dict[str, Any], verdicts: Sequence[Any], directory: st
     out = out or console()
     out.print()
     if summary.get("made_by") == "simulated":
-        out.print(
-            Text("SIMULATED: made by a model; 'measured' below means: read off the simulated service", style="bold")
-        )
+        out.print(Text("SIMULATED: made by a model; nothing here was measured, all of it is modelled", style="bold"))
     if summary.get("made_by") == "imported":
         out.print(Text("IMPORTED: measured by another tool; what it did not record is unknown here", style="bold"))
     if summary.get("described"):
@@ -93,13 +98,20 @@ def _verdict(out: Console, v: Any) -> None:
                             (f"  [{STATES[v.state]}, {v.how}]", "dim")))  # fmt: skip
     for label, lines in (("evidence", v.evidence), ("against", v.against)):
         for line in lines:
-            out.print(Text(f"    {label}: {line}", style="dim" if label == "against" else ""))
+            _hanging(out, f"{label}: {line}", "dim" if label == "against" else "")
     if v.lever and v.state == "holds":
-        out.print(Text(f"    what would change it: {v.lever}"))
+        _hanging(out, f"what would change it: {v.lever}")
     if v.next_step and v.state != "fails":
-        out.print(Text(f"    to settle it: {v.next_step}", style="dim"))
+        _hanging(out, f"to settle it: {v.next_step}", "dim")
     if v.state == "holds":
         out.print(Text(f"    more: {page(v.cause)}", style="dim"))
+
+
+def _hanging(out: Console, line: str, style: str = "") -> None:
+    """A line under a verdict; where it must be wrapped, what follows stands a little further in."""
+    if not out.soft_wrap:
+        line = textwrap.fill(line, max(out.width - 4, 20), subsequent_indent="  ", break_on_hyphens=False)
+    out.print(Text(textwrap.indent(line, "    "), style=style))
 
 
 def _tables(out: Console, summary: dict[str, Any]) -> None:

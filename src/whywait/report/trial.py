@@ -58,7 +58,7 @@ def wait_rows(waits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     out = []
     for w in waits:
         grew = w["way"] == "above" and w["account"] == "request"
-        against = "promised to fall" if w["promised"] else "grew" if grew else ""
+        against = "promised to fall" if w["promised"] else "grew" if grew else "not sure" if w["way"] == "open" else ""
         if w["promised"] and w["way"] == "above":
             against = "promised to fall, and grew"
         unit, scale = w["unit"], w["scale"]

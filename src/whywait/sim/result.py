@@ -256,6 +256,10 @@ def _manifest(d: Deployment, points: list[Point], o: Options) -> dict[str, Any]:
     }  # fmt: skip
     machine = {"gpus": [{"name": d.machine.name} for _ in range(d.devices)], "source": d.machine.source,
                "engine_is_local": None}  # fmt: skip
+    if d.split is not None:  # engines of each pool, devices of each engine
+        first = d.split.prefill_layout or d.layout
+        engine["pools"] = {"prefill": [d.replicas * d.split.prefill, first.devices],
+                           "decode": [d.replicas * d.split.decode, d.layout.devices]}  # fmt: skip
     return {"engine": engine, "machine": machine, "slo": dict(o.slo), "doubts": [dict(MODELLED)],
             "clock": [{"offset_error_ns": 0, "steps": 0}]}  # fmt: skip
 

@@ -170,8 +170,8 @@ def _model(run: Run, keys: Mapping[str, str], facts: list[Fact], policy: str) ->
     kv = str(run.manifest.engine.get("kv_dtype") or run.manifest.engine.get("cache_dtype") or "")
     if kv in ("", "auto"):
         kv = "f16" if policy == "llama.cpp" else "f32" if weights == "f32" else "bf16"
-    facts.append(Fact("weights, KV", f"{weights}, {kv}", "run" if shape is not None else "assumed",
-                      "" if shape is not None else "as the model is published"))  # fmt: skip
+    why = "as the model is published" if shape is None else _guessed(shape, weights)
+    facts.append(Fact("weights, KV", f"{weights}, {kv}", "assumed" if why else "run", why))
     return arch, Precision(weights, kv, "fp8" if weights == "fp8" else "bf16")
 
 
@@ -201,11 +201,21 @@ def _alike(arch: Arch, shape: Shape) -> bool:
     return abs(params / shape.params - 1) < SAME_SIZE and arch.layers == shape.layers
 
 
+_WEIGHTS = {"f32": 4.0, "bf16": 2.0, "fp8": 1.0, **{k: BYTES[k] for k in ("q8_0", "q5_0", "q4_0")}}
+SAME_TYPE = 0.02  # a model of one type may hold small tensors of another
+
+
 def _weight_type(shape: Shape | None, arch: Arch) -> str:
     if shape is None:
         return str(arch.native)
-    names = {"f32": 4.0, "bf16": 2.0, "fp8": 1.0, "q8_0": BYTES["q8_0"], "q5_0": BYTES["q5_0"], "q4_0": BYTES["q4_0"]}
-    return min(names, key=lambda k: abs(math.log(names[k] / shape.bytes_per_param)))
+    return min(_WEIGHTS, key=lambda k: abs(math.log(_WEIGHTS[k] / shape.bytes_per_param)))
+
+
+def _guessed(shape: Shape, weights: str) -> str:
+    """Why the type of the weights is a guess; '' where the run's bytes are just that type's."""
+    if abs(shape.bytes_per_param / _WEIGHTS[weights] - 1) <= SAME_TYPE:
+        return ""
+    return f"the run says {shape.bytes_per_param * 8:.1f} bits a weight, taken as {weights}"
 
 
 def arch_from_shape(name: str, shape: Shape) -> Arch:

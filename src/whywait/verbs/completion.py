@@ -11,6 +11,7 @@ import argparse
 import shtab
 
 from whywait.errors import EXIT_OK
+from whywait.lab.techniques import TECHNIQUES
 
 FILES = {"FILE", "PATH", "PLAN", "LOG"}
 FOLDERS = {"DIR", "RUN", "RUNS"}
@@ -24,6 +25,8 @@ def completion(args: argparse.Namespace) -> int:
 def script(top: argparse.ArgumentParser, shell: str) -> str:
     """``shell``: bash, zsh or fish."""
     (subs,) = [a for a in top._actions if isinstance(a, argparse._SubParsersAction)]
+    tried = next(a for a in subs.choices["try"]._actions if a.dest == "technique")
+    tried.choices = sorted(TECHNIQUES)
     for sub in subs.choices.values():
         for action in sub._actions:
             name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()

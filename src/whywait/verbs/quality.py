@@ -8,8 +8,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from whywait import app, qualifying
 from whywait.core.schedule import Workload
 from whywait.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, GateFailed, UsageError
@@ -21,6 +19,7 @@ from whywait.load.given import texts_of
 from whywait.load.lmeval import suites_of
 from whywait.report import quality_html
 from whywait.report.quality import print_quality
+from whywait.report.text import Plain
 from whywait.session import new_directory, stderr
 from whywait.verbs import gated, measure, reading
 from whywait.verbs.gated import gates_of, tell, write_page
@@ -88,7 +87,7 @@ def show(args: argparse.Namespace) -> int:
     c = qualifying.load(args.run_dir)
     try:
         page = quality_html.render(c.result())
-        print_quality(c.result(), "", Console(file=io.StringIO()))
+        print_quality(c.result(), "", Plain(file=io.StringIO()))
     except Exception as exc:  # a file that was changed by hand
         what = f"{c.directory / qualifying.NOTE} is damaged: {type(exc).__name__}: {exc}"
         raise UsageError(what, "give the folder of whywait quality") from None

@@ -60,10 +60,10 @@ def deployment_of(args: argparse.Namespace) -> Deployment:
     Raises:
         UsageError: a name is unknown, or the parts do not go together.
     """
-    if not args.machine or not args.model:
-        raise UsageError(
-            "which machine, which model?", "such as --machine h200 --model llama-3.1-8b; 'whywait catalog' lists them"
-        )
+    missing = [name for name in ("machine", "model") if not getattr(args, name)]
+    if missing:
+        hint = "such as --machine h200 --model llama-3.1-8b; 'whywait catalog' lists them"
+        raise UsageError(f"which {', which '.join(missing)}?", hint)
     layout = {part.partition("=")[0].strip() for part in (args.layout or "").split(",")}
     for technique, _ in techniques.parse(args.apply or ""):
         if technique.name in layout:
