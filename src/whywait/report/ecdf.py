@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from whywait.analyze.counters import histogram
-from whywait.analyze.latency import gaps
 from whywait.analyze.passive import LATENCIES
 from whywait.analyze.stats import weighted_percentile
+from whywait.analyze.streams import gaps
 from whywait.core.table import Array
 from whywait.report import svg
 from whywait.report.svg import Html, Plot, Scale, cat, details, table, tag

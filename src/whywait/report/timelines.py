@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whywait.analyze.latency import gaps, origin_ns
+from whywait.analyze.latency import origin_ns
 from whywait.analyze.phases import PHASES
+from whywait.analyze.streams import gaps
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.report import lanes, strips, svg
