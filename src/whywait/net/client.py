@@ -27,6 +27,7 @@ from whywait.units import NS_PER_MS
 
 BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 16, 24_000, 5_000_000
 BATCH_SHARE = 500  # of a request's time: one part in so many, so that a closed loop stays as busy as asked
+MOST_STALE = 4096  # timers kept of requests that have ended
 DONE_GRACE_NS = 50 * NS_PER_MS
 LATE_NS = NS_PER_MS // 2
 KERNEL, USER = 0, 1
@@ -90,6 +91,7 @@ class Client:
         self._conns: dict[int, Conn] = {}
         self._idle: list[Conn] = []
         self._timers: list[tuple[int, int, Conn, Flight]] = []
+        self._stale = 0  # timers of requests that have ended
         self._serial = itertools.count()
         self._finished: list[tuple[int, int]] = []
         self._view = memoryview(bytearray(READ_SIZE))
@@ -331,6 +333,10 @@ class Client:
     def _close(self, flight: Flight, event: Finished | Failed) -> None:
         self.recorder.event(event)
         self.in_flight -= 1
+        flight.response.close()
+        self._stale += 1
+        if self._stale > MOST_STALE and self._stale > len(self._timers) // 2:
+            self._forget(flight)
         if event.facts["outcome"] == "ok":
             self.succeeded += 1
             self.failed_in_a_row = 0
@@ -382,6 +388,12 @@ class Client:
             self._fail(conn, "refused", fault, errno.errorcode[exc.errno])
         else:
             self._fail(conn, "reset", "service", errno.errorcode.get(exc.errno or 0, "connection lost"))
+
+    def _forget(self, ending: Flight) -> None:
+        """Let go of the timers of what has ended: a timeout of minutes would keep every request of that time alive."""
+        self._timers = [x for x in self._timers if x[2].flight is x[3] and x[3] is not ending]
+        heapq.heapify(self._timers)
+        self._stale = 0
 
     def _at(self, t: int, conn: Conn, flight: Flight) -> None:
         heapq.heappush(self._timers, (t, next(self._serial), conn, flight))
