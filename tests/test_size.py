@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from benchmarks.size import make
+
 from whywait import app
 from whywait.analyze import pooled, stats
 from whywait.analyze.latency import per_request

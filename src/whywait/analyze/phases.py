@@ -66,6 +66,10 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
     chunks only the certain part of a gap counts; and the time in which a split service handed the KV over (cause
     *interconnect*), before the first token or after it, whichever engine makes that. All else is unknown.
     """
+    return run.memo("account", lambda: _account(run, c))
+
+
+def _account(run: Run, c: Content | None) -> RequestAccount:
     line, req, point = line_of(run), run.requests, run.requests["point"]
     typical, long = survey(run, line, c)
     wait, decode, after = line.first - line.sent, line.last - line.first, line.end - line.last

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from whywait.core.packed import Packed
 from whywait.errors import UsageError
 
 Array = NDArray[Any]
+_T = TypeVar("_T")
 SAVE_ROWS = 1 << 20  # rows that are written at once
 
 
@@ -23,11 +24,12 @@ class Table:
     """Immutable by habit: every operation gives a new table. ``len(t)`` rows; ``t["name"]`` is a numpy array, of a long
     table made anew at each call from a shorter form (see :mod:`whywait.core.packed`): ask once, for few rows."""
 
-    __slots__ = ("_cols", "_index", "name")
+    __slots__ = ("_cols", "_index", "_made", "name")
 
     def __init__(self, name: str, cols: Mapping[str, Array | Packed]) -> None:
         self.name = name
         self._index: dict[str, dict[str | None, Array]] = {}
+        self._made: dict[Any, Any] = {}
         spec = TABLES[name]
         sizes = {len(c) for c in cols.values()}
         if len(sizes) > 1:
@@ -70,6 +72,13 @@ class Table:
             self._index[column] = {v: np.array(rows, dtype=np.int64) for v, rows in found.items()}
         return self._index[column].get(value, np.zeros(0, dtype=np.int64))
 
+    def memo(self, what: Any, make: Callable[[], _T]) -> _T:
+        """What ``make`` gives, made at the first call only. Nobody may write to it."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: _T = self._made[what]
+        return found
+
     def where(self, mask: Array) -> Table:
         """Rows where ``mask`` (bool) is true, or rows by an index array, in that order."""
         return Table(self.name, {k: self[k][mask] for k in self._cols})
@@ -77,7 +86,7 @@ class Table:
     def cut(self, start: int, stop: int) -> Table:
         """Rows ``start`` … ``stop`` (not included), without a copy of them."""
         out = Table.__new__(Table)
-        out.name, out._index = self.name, {}
+        out.name, out._index, out._made = self.name, {}, {}
         out._cols = {k: v[start:stop] for k, v in self._cols.items()}
         return out
 
@@ -146,7 +155,7 @@ class Stored(Table):
     __slots__ = ("_loaded", "_rows", "path")
 
     def __init__(self, name: str, path: Path, rows: int) -> None:
-        self.name, self.path, self._rows, self._index = name, path, rows, {}
+        self.name, self.path, self._rows, self._index, self._made = name, path, rows, {}, {}
         self._loaded: dict[str, Array | Packed] | None = None
 
     @classmethod
