@@ -18,8 +18,9 @@ from whywait.analyze.window import Window, in_flight, starts_inside, window_of
 from whywait.core.columns import CLOCKS, KINDS
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, number, percent
+from whywait.units import NS_PER_MS, NS_PER_S, number, percent
 
+STILL_MS = 500.0  # a sampler that wakes so late was not merely slow: a tick is a few ms late
 LAG = (0.02, 5.0)  # the client's sends or reads may be late (p99) by this share of end-to-end time, and this many ms
 BUSY = 0.9  # share of a core from which on the client is its own bottleneck
 COALESCED = 0.05
@@ -67,14 +68,15 @@ def doubts(run: Run) -> list[Doubt]:
 
     Looked at: client lag and CPU, coalesced reads and whose fault they are, realised lengths, rate and requests in
     flight, cached prompts, foreign traffic, client TTFT against the engine's, points without a steady window, too few
-    samples, user clock, clock steps, the client's floor, probes that did not answer, a partial Run.
+    samples, user clock, clock steps, the client's floor, probes that did not answer,
+    a sampler that stood still, a partial Run.
     """
     parts = [p for p in (_part(run, int(p)) for p in run.points["point"]) if not is_passive(p.run)]
     found = [dict(d) for d in run.manifest.doubts]
     if run.manifest.partial:
         found.append(_doubt("the run is PARTIAL", run.manifest.partial_reason or "it was cut short", "run it again"))
     whole: tuple[Callable[[Run], Doubt | None], ...] = (
-        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _no_shares,
+        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _sampler_still, _no_shares,
     )  # fmt: skip
     found += [d for check in whole if (d := check(run))]
     pointwise: tuple[Callable[[list[_Part]], Doubt | None], ...] = (
@@ -213,6 +215,17 @@ def _lost_probes(run: Run) -> Doubt | None:
         return None
     names = ", ".join(sorted({str(s) for s in rd["source"][bad]})[:4])
     return _doubt(f"{int(bad.sum())} readings were not answered", f"source: {names}", "see whether it is overloaded")
+
+
+def _sampler_still(run: Run) -> Doubt | None:
+    rd = run.readings
+    woke = rd.rows_with("name", "lateness_ms")
+    woke = woke[[s == "sampler" for s in rd["source"][woke].tolist()]]
+    if not len(woke) or not (late := float(rd["value"][woke].max())) > STILL_MS:
+        return None
+    at = float(rd["asked_ns"][woke[int(np.argmax(rd["value"][woke]))]]) / NS_PER_S
+    why = f"for {late / 1e3:.1f} s until {at:.1f} s it was suspended, or got no CPU; nothing was read meanwhile"
+    return _doubt("the sampler stood still", why, "do not trust gauges of that time; free a core for it")
 
 
 def _no_shares(run: Run) -> Doubt | None:
