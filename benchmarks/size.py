@@ -26,6 +26,7 @@ import numpy as np
 MILLION = 1_000_000
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 CLASSES = (("chat", 0.6, 300, 220), ("code", 0.25, 1500, 260), ("think", 0.15, 500, 700))  # share, prompt, output
+NAMES = np.array([c[0] for c in CLASSES], dtype=object)
 PIECE = 2_000  # requests whose chunks are made at once
 COALESCED, FAILED = 0.004, 0.002  # share of the chunks that come with the one before; of the requests
 STEP_NS = 12 * MS
@@ -112,7 +113,7 @@ def make(folder: Path, chunks: int, points: int = 10, seed: int = 1) -> None:
         bad = failed.astype(bool)
         answered = t[begin + thoughts + 1].astype(np.float64)
         made = {
-            "point": np.full(m, point), "id": id0 + np.arange(m), "class": np.array([c[0] for c in CLASSES], dtype=object)[kind],
+            "point": np.full(m, point), "id": id0 + np.arange(m), "class": NAMES[kind],
             "replica": np.zeros(m), "attempt": np.ones(m), "due_ns": due, "sent_ns": sent, "accepted_ns": accepted,
             "first_ns": t[begin + 1].astype(np.float64), "first_answer_ns": answered, "last_ns": last,
             "end_ns": last + 300 * US, "connect_ns": np.zeros(m), "rtt_ns": rng.integers(60 * US, 90 * US, m),
@@ -120,9 +121,11 @@ def make(folder: Path, chunks: int, points: int = 10, seed: int = 1) -> None:
             "prompt_tokens": np.where(bad, np.nan, prompt), "output_tokens": np.where(bad, np.nan, output),
             "reasoning_tokens": np.where(bad, np.nan, thoughts), "cached_tokens": np.where(bad, np.nan, prompt // 8),
             "content_chunks": got, "first_chunk_tokens": np.ones(m),
-            "outcome": np.where(bad, OUTCOMES.index("truncated"), 0), "fault": np.where(bad, FAULTS.index("service"), 0),
+            "outcome": np.where(bad, OUTCOMES.index("truncated"), 0),
+            "fault": np.where(bad, FAULTS.index("service"), 0),
             "status": np.full(m, 200.0), "finish_reason": np.where(bad, None, "length"),
-            "engine_queue_ms": np.where(bad, np.nan, queue / MS), "engine_prefill_ms": np.where(bad, np.nan, prefill / MS),
+            "engine_queue_ms": np.where(bad, np.nan, queue / MS),
+            "engine_prefill_ms": np.where(bad, np.nan, prefill / MS),
             "trace_id": np.array([f"chatcmpl-{id0 + i:032x}" for i in range(m)], dtype=object),
         }  # fmt: skip
         return made, piece

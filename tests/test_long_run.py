@@ -9,7 +9,7 @@ import pytest
 
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.load.stub import StubProcess
-from whywait.net import client as module
+from whywait.net import timers as module
 from whywait.net.client import Call, Client
 from whywait.net.clock import Clock
 from whywait.net.endpoint import parse_url

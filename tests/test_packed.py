@@ -101,7 +101,8 @@ def test_a_packed_run_is_the_run(tmp_path: Path, long: None) -> None:
     back = Run.load(tmp_path / "a")
     assert back.chunks.packed("id") is not None
     assert back == run
-    assert back.save(tmp_path / "b") and Run.load(tmp_path / "b") == run
+    assert back.save(tmp_path / "b")
+    assert Run.load(tmp_path / "b") == run
     mask = RNG.random(len(run.chunks)) < 0.5
     assert back.chunks.where(mask) == run.chunks.where(mask)
     assert back.chunks.cut(5, 200) == run.chunks.cut(5, 200) == run.chunks.where(np.arange(5, 200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,10 @@ def test_a_long_run_is_analysed_point_by_point_with_the_same_bits(
 def test_points_that_overlap_in_time_are_looked_at_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.load(folder)
     shift = np.array([0, 10_000_000, 20_000_000])[run.requests["point"]]  # all three at about the same time
-    moved = {k: run.requests[k] - run.points["start_ns"][run.requests["point"]] + shift + 10**9
-             for k in ("due_ns", "sent_ns", "accepted_ns", "first_ns", "first_answer_ns", "last_ns", "end_ns")}  # fmt: skip
-    by_id = shift[run.chunks["id"]] - run.points["start_ns"][run.requests["point"]][run.chunks["id"]] + 10**9
+    stamps = ("due_ns", "sent_ns", "accepted_ns", "first_ns", "first_answer_ns", "last_ns", "end_ns")
+    by = shift - run.points["start_ns"][run.requests["point"]] + 10**9
+    moved = {k: run.requests[k] + by for k in stamps}
+    by_id = by[run.chunks["id"]]
     chunks = run.chunks.replace(t_ns=run.chunks["t_ns"] + by_id, t_low_ns=run.chunks["t_low_ns"] + by_id)
     points = run.points.replace(start_ns=run.points["start_ns"] * 0, end_ns=run.points["end_ns"] * 0 + 10**12)
     both = dataclasses.replace(run, requests=run.requests.replace(**moved), chunks=chunks, points=points)
@@ -134,19 +136,23 @@ def test_chunks_and_gaps_are_those_of_the_definition(run: Run) -> None:
         t = chunks["t_ns"][mine].astype(np.float64)
         low = np.where(np.isnan(chunks["t_low_ns"][mine]), t, np.minimum(chunks["t_low_ns"][mine], t))
         part = slice(at, at + len(mine))
-        assert (c.row[part] == row).all() and (c.t[part] == t).all() and (c.low[part] == low).all()
+        assert (c.row[part] == row).all()
+        assert (c.t[part] == t).all()
+        assert (c.low[part] == low).all()
         spread = np.array([a + (b - a) * (int((t[: i + 1] == b).sum()) / int((t == b).sum()))
                            for i, (a, b) in enumerate(zip(low, t, strict=True))])  # fmt: skip
         assert (c.spread[part] == spread).all()
         assert (c.tokens[part] == 1).all()
         gap = slice(n, n + len(mine) - 1)
-        assert (g.low[gap] == np.maximum(low[1:] - t[:-1], 0)).all() and (g.high[gap] == t[1:] - low[:-1]).all()
+        assert (g.low[gap] == np.maximum(low[1:] - t[:-1], 0)).all()
+        assert (g.high[gap] == t[1:] - low[:-1]).all()
         assert (g.value[gap] == np.clip(np.diff(spread), g.low[gap], g.high[gap])).all()
         assert (g.begin_ns[gap] == t[:-1]).all()
         assert first[row] == min(low[0], run.requests["first_ns"][row])
         assert last[row] == min(low[-1], run.requests["last_ns"][row])
         at, n = at + len(mine), n + len(mine) - 1
-    assert at == len(c.row) and n == len(g.row)
+    assert at == len(c.row)
+    assert n == len(g.row)
     assert c.coalesced.any()
 
 
@@ -164,8 +170,9 @@ def test_tokens_in_a_window_are_counted_one_by_one(run: Run) -> None:
         found, missing = token_bins(one, c, w, which, 7)
         edges = np.linspace(a, b, 8)
         mine = c.spread[which[c.row]]
-        assert found is not None and missing == 0
-        assert found.tolist() == [int(((mine > x) & (mine <= y)).sum()) for x, y in zip(edges, edges[1:], strict=False)]
+        assert found is not None
+        assert missing == 0
+        assert found.tolist() == [int(((mine > x) & (mine <= y)).sum()) for x, y in itertools.pairwise(edges)]
 
 
 def test_how_chunks_came_is_counted_one_by_one(run: Run) -> None:
@@ -174,7 +181,8 @@ def test_how_chunks_came_is_counted_one_by_one(run: Run) -> None:
     for row in range(len(one.requests)):
         t = c.t[c.row == row]
         near = np.diff(t) < 100_000
-        assert found.chunks[row] == len(t) and found.bursts[row] == len(t) - near.sum()
+        assert found.chunks[row] == len(t)
+        assert found.bursts[row] == len(t) - near.sum()
         assert found.second[row] == (len(t) > 1 and bool(near[0]))
     assert found.gap_ms == pytest.approx(np.mean([x for r in range(len(one.requests))
                                                   for x in np.diff(c.t[c.row == r])]) / 1e6)  # fmt: skip
@@ -185,6 +193,7 @@ def test_what_was_made_once_is_nobody_elses(run: Run) -> None:
     other = dataclasses.replace(run, requests=run.requests.replace(last_ns=run.requests["last_ns"] + 5e6))
     assert (per_request(other).e2e_ms == per_request(run).e2e_ms + 5).mean() > 0.99
     empty = dataclasses.replace(run, chunks=Table.empty("chunks"))
-    assert len(content(empty).row) == 0 and len(gaps(content(empty)).value) == 0
+    assert len(content(empty).row) == 0
+    assert len(gaps(content(empty)).value) == 0
     assert np.isnan(arrivals(empty, 0).gap_ms)
     assert len(content(run).row) > 0

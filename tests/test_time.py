@@ -1,4 +1,4 @@
-"""Clocks that step and processes that are suspended: the run survives, every request is counted, and a doubt says so."""
+"""Clocks that step, processes that are suspended: the run survives, all requests are counted, and a doubt says so."""
 
 from __future__ import annotations
 
@@ -91,7 +91,11 @@ def test_the_sampler_is_suspended(stub: StubProcess, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step_s", [-5.0, -0.002])
 def test_the_wall_clock_steps_in_the_middle_of_a_run(
-    stub: StubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step_s: float
+    stub: StubProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step_s: float,
 ) -> None:
     """As the client sees it: its wall clock is moved against the kernel's stamps and the monotonic clock."""
     out = tmp_path / "r"

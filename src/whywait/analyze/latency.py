@@ -209,8 +209,10 @@ def _bounds(low: Array, high: Array, weights: Array | None) -> dict[str, list[fl
         elif weights is None:
             found.append(np.quantile(v, qs).tolist())
         else:
-            found.append([weighted_percentile(v, q, weights) for q in qs] if not is_alike(weights) else ranked(v, qs))
-    out: dict[str, list[float | None]] = {name: list(pair) for name, pair in zip(QUANTILES, zip(*found, strict=True), strict=True)}
+            each = ranked(v, qs) if is_alike(weights) else [weighted_percentile(v, q, weights) for q in qs]
+            found.append(each)
+    pairs = zip(QUANTILES, *found, strict=True)
+    out: dict[str, list[float | None]] = {name: [low_, high_] for name, low_, high_ in pairs}
     out["mean"] = [float(np.average(v, weights=weights)) if len(v) else None for v in (low, high)]
     return out
 

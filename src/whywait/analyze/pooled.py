@@ -87,4 +87,3 @@ def sort(values: Array) -> Array:
     else:
         out.sort()
     return out
-
