@@ -23,6 +23,7 @@ from whywait.analyze.whole_point import whole_point
 from whywait.analyze.window import with_windows
 from whywait.core.recorder import discard_spool, full_disk
 from whywait.core.resume import differences, joined, whole_points
+from whywait.core.memory import kept
 from whywait.core.run import Run, before_point, write_json
 from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.engines import by_name
@@ -209,7 +210,8 @@ def write_report(result: Result, path: Path) -> None:
     """The self-contained HTML report of a result."""
     from whywait.report.html import render
 
-    page = render(result.run, result.summary)  # it cuts keys and passwords out of all text, not out of its script
+    with kept(len(result.run.chunks)):
+        page = render(result.run, result.summary)  # it cuts keys and passwords out of all text, not out of its script
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as exc:
@@ -291,6 +293,11 @@ def keep(run: Run, directory: Path) -> Result:
 
 def analysed(run: Run, directory: Path) -> Result:
     """The summary and the verdicts of a Run; nothing is written."""
+    with kept(len(run.chunks)):
+        return _analysed(run, directory)
+
+
+def _analysed(run: Run, directory: Path) -> Result:
     seen = with_agents(run)
     acc = account(seen)
     summary = summarize(seen, acc)

@@ -15,8 +15,9 @@ import numpy as np
 
 from whywait.analyze.counters import Series, series
 from whywait.analyze.first_token import Line, Split
-from whywait.analyze.streams import Content, Gaps, arrivals, content, ends_low, gaps, in_parts
+from whywait.analyze.streams import Content, Gaps, arrivals, content, ends_low, gaps
 from whywait.analyze.window import Spans
+from whywait.core import run as core
 from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -171,13 +172,13 @@ def survey(run: Run, line: Line, c: Content | None = None) -> tuple[Array, Long]
     """The typical gap of each request (see :func:`typical_gaps`) and the long gaps of all: what the request account
     takes of the chunks. Of a run of many chunks one load point after another, if they lay apart in time."""
     point = run.requests["point"]
-    if c is not None or not in_parts(run):
+    if c is not None or len(run.chunks) <= core.MOST_KEPT:
         c = content(run) if c is None else c
         typical = typical_gaps(gaps(c), len(point), point)
         return typical, long_gaps(c, typical, line)
     typical, found, spans, chains = np.full(len(point), np.inf), [], [], 0
     low, high = (v.copy() for v in (run.requests["first_ns"], run.requests["last_ns"]))
-    for number in run.points["point"].tolist():
+    for number in run.points["point"].tolist()[::-1]:  # what is made of the first is at hand when that is told of
         rows = np.flatnonzero(point == number)
         one = run.point(number)
         c = content(one)
