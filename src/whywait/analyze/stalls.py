@@ -130,10 +130,11 @@ def _group_median(values: Array, group: Array, n: int) -> tuple[Array, Array]:
         values = values[np.argsort(group, kind="stable")]
     # Groups of equally many are the rows of one array.
     order = np.argsort(count, kind="stable")
-    cuts = np.flatnonzero(np.diff(count[order])) + 1
-    for mine in np.split(order, cuts):
-        size = int(count[mine[0]]) if len(mine) else 0
-        for rows in np.array_split(mine, len(mine) * size // _BLOCK + 1) if size else ():
+    sizes, edges = np.unique(count[order], return_index=True)
+    for size, a, b in zip(sizes.tolist(), edges.tolist(), [*edges.tolist()[1:], n], strict=True):
+        most = _BLOCK // max(size, 1) + 1
+        for at in range(a, b, most) if size else ():
+            rows = order[at : min(at + most, b)]
             block = values[start[rows, None] + np.arange(size)]
             out[rows] = np.partition(block, (size - 1) // 2, axis=1)[:, (size - 1) // 2]
     return out, count
@@ -206,7 +207,8 @@ def _pushed(run: Run, long: Long, shift: Array) -> tuple[Array, Array]:
     """
     found = series(run.readings, "preemptions_total", "metrics") or series(run.readings, "preemptions_total")
     counted = np.full(len(shift), bool(found))
-    spans = [(a + s, b + s) for a, b, _ in _grown(found, 0.0) for s in np.unique(shift).tolist()]
+    shifts = np.unique(shift).tolist()
+    spans = [(a + s, b + s) for a, b, _ in _grown(found, 0.0) for s in shifts]
     if not spans or not len(long.row):
         return np.zeros(len(long.row), dtype=bool), counted
     grew = Spans.of(*(np.array(v, dtype=np.int64) for v in zip(*sorted(spans), strict=True)))
