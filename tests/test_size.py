@@ -108,7 +108,7 @@ def test_pooled_values_that_each_count_one_need_no_companions() -> None:
 
 def test_medians_of_groups_are_those_of_a_sort() -> None:
     rng = np.random.default_rng(2)
-    for n in (1, 5, 300):
+    for n in (0, 1, 5, 300):
         group = np.repeat(np.arange(n), rng.integers(0, 40, n))
         values = rng.integers(0, 30, len(group)).astype(np.float64)
         for order in (np.arange(len(group)), rng.permutation(len(group))):

@@ -131,7 +131,7 @@ def _group_median(values: Array, group: Array, n: int) -> tuple[Array, Array]:
     # Groups of equally many are the rows of one array.
     order = np.argsort(count, kind="stable")
     sizes, edges = np.unique(count[order], return_index=True)
-    for size, a, b in zip(sizes.tolist(), edges.tolist(), [*edges.tolist()[1:], n], strict=True):
+    for size, a, b in zip(sizes.tolist(), edges.tolist(), np.append(edges, n)[1:].tolist(), strict=True):
         most = _BLOCK // max(size, 1) + 1
         for at in range(a, b, most) if size else ():
             rows = order[at : min(at + most, b)]
