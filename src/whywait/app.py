@@ -21,9 +21,9 @@ from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
 from whywait.analyze.whole_point import whole_point
 from whywait.analyze.window import with_windows
+from whywait.core.memory import kept
 from whywait.core.recorder import discard_spool, full_disk
 from whywait.core.resume import differences, joined, whole_points
-from whywait.core.memory import kept
 from whywait.core.run import Run, before_point, write_json
 from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.engines import by_name
