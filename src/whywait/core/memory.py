@@ -1,7 +1,7 @@
 """Memory of long analyses: what one array leaves, the next one takes.
 
 The C library gives every large array pages of its own and hands them back with it, and the kernel clears each page
-anew: for hundreds of arrays of 80 MB that took more time than the sums over them. glibc only; nothing changes elsewhere.
+anew: for hundreds of arrays of 80 MB that took more time than the sums. Only glibc has it; elsewhere nothing is done.
 """
 
 from __future__ import annotations
