@@ -26,7 +26,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from whywait.analyze.latency import WITHHOLD, content, gaps
+from whywait.analyze.latency import WITHHOLD
+from whywait.analyze.streams import content, gaps
 from whywait.core.columns import OUTCOMES
 from whywait.core.recorder import Recorder
 from whywait.core.run import Manifest

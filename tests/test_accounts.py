@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis_runs import MS, S, Service, gauge_rows, join, make_run, messy_runs, stream
-from whywait.analyze.latency import content
 from whywait.analyze.occupancy import device_account
 from whywait.analyze.parts import by_class, by_latency
 from whywait.analyze.phases import account
@@ -26,7 +25,7 @@ RATES = {"read_bytes_per_s": 1e10, "f32_flops_per_s": 1e11, "how": "by decree"}
 def _parts(run, keep=None):
     one = run.point(0)
     keep = np.ones(len(one.requests), dtype=bool) if keep is None else keep
-    return by_latency(one, content(one), account(run), keep)
+    return by_latency(one, account(run), keep)
 
 
 def test_what_the_slowest_wait_for_is_not_what_the_median_does():
@@ -49,7 +48,7 @@ def test_bands_hold_each_request_once_and_add_up(run):
     acc = account(run)
     for number in run.points["point"].tolist():
         one = run.point(number)
-        found = by_latency(one, content(one), acc, np.ones(len(one.requests), dtype=bool))
+        found = by_latency(one, acc, np.ones(len(one.requests), dtype=bool))
         for bands in found.values():
             assert sum(b["requests"] for b in bands) <= len(one.requests)
             edges = [e for b in bands for e in (b["from_ms"], b["to_ms"])]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.analysis_runs import MS, S, Service, make_run, messy_runs, stream
 from whywait.analyze.bill_work import ANSWER, EFFECTIVE, GOOD, RAW, work_of
 from whywait.analyze.goodput import goodput
-from whywait.analyze.latency import CLOSED, OK, content
+from whywait.analyze.latency import CLOSED, OK
 from whywait.analyze.phases import account
 from whywait.analyze.sharing import (
     ALL_TOKENS,
@@ -24,6 +24,7 @@ from whywait.analyze.sharing import (
     tokens_inside,
     weights,
 )
+from whywait.analyze.streams import content
 from whywait.analyze.window import Window, request_rate, token_rate, window_of
 
 WEIGHTS = st.lists(st.floats(0, 1e12, allow_nan=False, allow_subnormal=False), min_size=1, max_size=40)

@@ -15,8 +15,9 @@ from tests.bill_runs import meters, service
 from tests.pages import analysed, checked, mixed, page, sweep
 from tests.test_passive import level, loaded, watched
 from whywait.analyze.bill import bill
-from whywait.analyze.latency import gaps, per_request
+from whywait.analyze.latency import per_request
 from whywait.analyze.phases import account
+from whywait.analyze.streams import gaps
 from whywait.analyze.summary import summarize
 from whywait.core.run import Run
 from whywait.report import cost, curves, ecdf, strips

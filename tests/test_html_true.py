@@ -16,8 +16,9 @@ from tests.pages import analysed, checked, mixed, page, sweep
 from tests.test_html_charts import view_of
 from tests.test_passive import loaded, watched
 from whywait.analyze.bill import bill
-from whywait.analyze.latency import gaps, per_request
+from whywait.analyze.latency import per_request
 from whywait.analyze.phases import PHASES, account
+from whywait.analyze.streams import gaps
 from whywait.core.run import Run
 from whywait.engines import ENGINES
 from whywait.report import cost, curves, ecdf, lanes, neighbours, parts, stacks, strips, svg, timelines

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 
 from tests.analysis_runs import MS, S, Service, make_run, messy_runs, stream
-from whywait.analyze.latency import content, gaps, latency_summary, origin_ns, per_request, worst_itl_ms
+from whywait.analyze.latency import latency_summary, origin_ns, per_request, worst_itl_ms
+from whywait.analyze.streams import content, gaps
 
 
 def _one(times_ms, tokens=None, lows=None, counts=None, **columns):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis_runs import MS, S, Service, join, make_run, messy_runs, stream
-from whywait.analyze.latency import content
+from whywait.analyze.streams import content
 from whywait.analyze.window import (
     Spans,
     Window,

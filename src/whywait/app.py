@@ -22,6 +22,7 @@ from whywait.analyze.summary import summarize
 from whywait.analyze.trust import foreign
 from whywait.analyze.whole_point import whole_point
 from whywait.analyze.window import with_windows
+from whywait.core.memory import kept
 from whywait.core.recorder import discard_spool, full_disk
 from whywait.core.resume import differences, joined, whole_points
 from whywait.core.run import Run, before_point, write_json
@@ -220,7 +221,9 @@ def write_report(result: Result, path: Path, ask: Ask | None = None) -> None:
     """
     from whywait.report.html import render
 
-    page = render(result.run, result.summary, ask)  # it cuts keys and passwords out of all text, not out of its script
+    with kept(len(result.run.chunks)):
+        # it cuts keys and passwords out of all text, not out of its script
+        page = render(result.run, result.summary, ask)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as exc:
@@ -302,6 +305,11 @@ def keep(run: Run, directory: Path) -> Result:
 
 def analysed(run: Run, directory: Path) -> Result:
     """The summary and the verdicts of a Run; nothing is written."""
+    with kept(len(run.chunks)):
+        return _analysed(run, directory)
+
+
+def _analysed(run: Run, directory: Path) -> Result:
     seen = with_agents(run)
     acc = account(seen)
     summary = summarize(seen, acc)

@@ -243,8 +243,7 @@ class Session:
     def _from_prometheus(self) -> list[dict[str, Any]]:
         """What a Prometheus has of the time since the first point; what it cannot tell becomes a doubt."""
         source, table, zero = self.options.prometheus, self.target.engine, self.clock.zero_unix_ns
-        points = self.recorder.peek().points
-        if source is None or table is None or not len(points):
+        if source is None or table is None or not len(points := self.recorder.peek().points):
             return []
         try:
             now = self.clock.now()

@@ -21,11 +21,11 @@ from whywait.analyze.bill_work import ANSWER, EFFECTIVE, GOOD, RAW, Work, blocks
 from whywait.analyze.energy import DEVICES, HOST, MODEL, Energy, between, energy_of
 from whywait.analyze.energy_checks import checks_of, worst
 from whywait.analyze.energy_model import PowerModel, the_machine
-from whywait.analyze.latency import Content, content
 from whywait.analyze.passive import is_passive
 from whywait.analyze.phases import RequestAccount, account
 from whywait.analyze.sharing import DEVICE_TIME
 from whywait.analyze.stats import cluster_bootstrap
+from whywait.analyze.streams import Content, content
 from whywait.analyze.window import Window, window_of
 from whywait.core.run import DEFINITIONS, Run
 from whywait.core.table import Array

@@ -15,9 +15,9 @@ import numpy as np
 
 from whywait.analyze.bill_work import Work
 from whywait.analyze.classes import UNNAMED
-from whywait.analyze.latency import Content
 from whywait.analyze.phases import RequestAccount
 from whywait.analyze.sharing import NANO, RULES, apportion, weights
+from whywait.analyze.streams import Content
 from whywait.analyze.window import UNCOUNTED, Window
 from whywait.core.run import Run
 from whywait.core.table import Array

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.goodput import answer_tokens, answers_only, goodput
-from whywait.analyze.latency import CLOSED, OK, Content
+from whywait.analyze.latency import CLOSED, OK
 from whywait.analyze.passive import is_passive
 from whywait.analyze.sharing import failed_tokens, presence, tokens_inside
+from whywait.analyze.streams import Content
 from whywait.analyze.window import UNCOUNTED, Window
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
@@ -110,7 +111,7 @@ def work_of(one: Run, c: Content, w: Window, slo: Mapping[str, float]) -> Work:
     """The work of a Run of one load point in its window, good by ``slo`` (ms) and the classes' own."""
     good = goodput(one, slo, w, c).meets
     answers = answer_tokens(one)
-    only = Content(**{**c.__dict__, **answers_only(one, c, answers)})
+    only = answers_only(one, c, answers)
     closed = one.points["mode"][0] == CLOSED
     tokens = failed_tokens(one, c, w, tokens_inside(one, c, w))
     return Work(

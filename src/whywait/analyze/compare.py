@@ -21,10 +21,10 @@ import numpy as np
 
 from whywait.analyze.counters import delta, gauge
 from whywait.analyze.handover import handovers
-from whywait.analyze.latency import content, gaps
 from whywait.analyze.occupancy import CATEGORIES
 from whywait.analyze.phases import PHASES
 from whywait.analyze.stats import Estimate, cluster_bootstrap, t975
+from whywait.analyze.streams import content, gaps
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS

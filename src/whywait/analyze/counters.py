@@ -101,23 +101,26 @@ def series(
 ) -> list[Series]:
     """Every series of ``name``. ``source`` is one source (``metrics/0``) or a family of them (``metrics``); ``where``
     keeps the series that have these labels."""
+    found = readings.memo(("series", name), lambda: _series(readings, name))
+    return [s for s in found if (source is None or s.source == source or s.source.startswith(source + "/"))
+            and all(s.labels.get(k) == v for k, v in (where or {}).items())]  # fmt: skip
+
+
+def _series(readings: Table, name: str) -> list[Series]:
     groups: dict[tuple[str, str | None], list[int]] = {}
     mine = readings.rows_with("name", name)
     for i, src, raw in zip(mine.tolist(), readings["source"][mine], readings["labels"][mine], strict=True):
         groups.setdefault((src, raw), []).append(i)
     out = []
     for (src, raw), rows in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or "")):
-        if source is not None and src != source and not src.startswith(source + "/"):
-            continue
-        labels = json.loads(raw) if raw else {}
-        if any(labels.get(k) != v for k, v in (where or {}).items()):
-            continue
         values = readings["value"][rows].astype(np.float64)
         index = np.array(rows)[~np.isnan(values) & ~no_share(name, values)]
         index = index[np.argsort(readings["asked_ns"][index], kind="stable")]
         if len(index):
-            asked, answered = (readings[c][index].astype(np.float64) for c in ("asked_ns", "answered_ns"))
-            out.append(Series(src, labels, asked, answered, readings["value"][index].astype(np.float64)))
+            columns = [readings[c][index].astype(np.float64) for c in ("asked_ns", "answered_ns", "value")]
+            for column in columns:
+                column.flags.writeable = False
+            out.append(Series(src, json.loads(raw) if raw else {}, *columns))
     return out
 
 

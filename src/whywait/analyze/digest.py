@@ -21,10 +21,11 @@ import numpy as np
 from whywait.analyze import compare
 from whywait.analyze.bill import Ask, bill
 from whywait.analyze.goodput import meets, was_due
-from whywait.analyze.latency import Content, content, per_request
+from whywait.analyze.latency import per_request
 from whywait.analyze.occupancy import CATEGORIES, device_account
 from whywait.analyze.phases import PHASES, RequestAccount, account, point_account
 from whywait.analyze.stats import QUANTILES
+from whywait.analyze.streams import Content, content
 from whywait.analyze.window import Window, starts_inside, token_bins, window_of
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Manifest, Run
@@ -251,7 +252,7 @@ def _prices(priced: Mapping[str, Any]) -> list[tuple[str, float | None, float | 
 
 def _rows(one: Run, c: Content, w: Window, acc: tuple[RequestAccount, Array]) -> tuple[dict[str, Array], Any]:
     """Columns of :class:`Point`, and the names of the classes."""
-    req, lat = one.requests, per_request(one, c)
+    req, lat = one.requests, per_request(one)
     names = [str(v or "") for v in req["class"]]
     classes = tuple(sorted(set(names)))
     code = {n: i for i, n in enumerate(classes)}
@@ -292,7 +293,7 @@ def _pieces(run: Run, one: Run, c: Content, w: Window) -> dict[str, Array] | Non
     """Rates and device shares of equal pieces of the window; None where it is shorter than a second."""
     if w.seconds < 1 or not len(one.requests):
         return None
-    ok = per_request(one, c).ok
+    ok = per_request(one).ok
     good = meets(one, one.manifest.slo, c)
     edges = np.linspace(w.start_ns, w.end_ns, PIECES + 1).astype(np.int64)
     spans = [replace(w, start_ns=a, end_ns=b) for a, b in itertools.pairwise(edges.tolist())]

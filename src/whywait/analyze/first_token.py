@@ -21,7 +21,9 @@ _NEVER = OUTCOMES.index("never_sent")
 
 @dataclass(frozen=True)
 class Line:
-    """The stamps of each request as an ordered int64 line (ns) that holds even where stamps are missing or disagree."""
+    """The stamps of each request as an ordered int64 line (ns) that holds even where stamps are missing or disagree.
+
+    One time line for all replicas: each is moved by a ``shift`` clear of the others, so that neighbours are of one."""
 
     origin: Array
     sent: Array
@@ -30,6 +32,7 @@ class Line:
     end: Array
     has_first: Array
     ok: Array
+    shift: Array
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def line_of(run: Run) -> Line:
     b = np.clip(np.where(has_first, first, np.where(np.isnan(last), stop, last)), a, stop)
     z = np.clip(np.where(np.isnan(last), b, last), b, stop)
     i = [np.rint(v).astype(np.int64) for v in (begin, a, b, z, stop)]
-    return Line(i[0], i[1], i[2], i[3], i[4], has_first, req["outcome"] == OK)
+    shift = req["replica"] * (int(i[4].max(initial=0)) + 1)
+    return Line(i[0], i[1], i[2], i[3], i[4], has_first, req["outcome"] == OK, shift)
 
 
 def before_first(run: Run, line: Line, slack: Array) -> Split:
@@ -99,8 +103,7 @@ def before_first(run: Run, line: Line, slack: Array) -> Split:
     moved = _moved(run, rest - said)
     held = np.minimum(_held(run, line), rest - said - moved)
     rest, begin = rest - held - moved, line.first - held - moved - prefill
-    # One time line for all replicas: each is shifted clear of the others, so neighbours are of the same replica.
-    shift = req["replica"] * (int(line.end.max(initial=0)) + 1)
+    shift = line.shift
     # What was computed by a prefill engine held nobody up that was with a decode engine.
     one = np.isnan(req["engine_handover_ms"])
     windows = Spans.of((begin + shift)[has_prefill & one], (line.first - held + shift)[has_prefill & one])

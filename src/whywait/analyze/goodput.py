@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from whywait.analyze.latency import Content, Latency, content, per_request, worst_itl_ms
+from whywait.analyze.latency import Latency, per_request, worst_itl_ms
+from whywait.analyze.streams import Content, alike, content
 from whywait.analyze.window import Window, request_rate, token_rate, window_of
 from whywait.core.columns import KINDS, OUTCOMES
 from whywait.core.run import Run
@@ -41,7 +43,7 @@ def meets(run: Run, slo: Mapping[str, float], c: Content | None = None, lat: Lat
         slo: bounds in ms: ``ttft_ms, ttfa_ms, tpot_ms, e2e_ms`` and ``itl_ms`` (the request's worst gap per token).
             A request of a class that has bounds of its own in the manifest's workload is held to those instead.
         c: ``content(run)`` when the caller has it.
-        lat: ``per_request(run, c)`` when the caller has it.
+        lat: ``per_request(run)`` when the caller has it.
 
     A metric that is not known fails its bound, except TPOT and ITL where all tokens came in the first chunk. Where TPOT
     is withheld, or a chunk's tokens are unknown, a certain upper bound decides.
@@ -50,7 +52,7 @@ def meets(run: Run, slo: Mapping[str, float], c: Content | None = None, lat: Lat
         UsageError: an unknown key or a bound that is not a positive number.
     """
     c = content(run) if c is None else c
-    lat = per_request(run, c) if lat is None else lat
+    lat = per_request(run) if lat is None else lat
     good: Array = lat.ok.copy()
     for key, bound in bounds(run, slo).items():  # infinite where a request's class does not ask: nothing is past it
         unasked = np.isinf(bound)
@@ -106,11 +108,11 @@ def goodput(run: Run, slo: Mapping[str, float], w: Window | None = None, c: Cont
     """
     w = window_of(run) if w is None else w
     c = content(run) if c is None else c
-    lat = per_request(run, c)
+    lat = per_request(run)
     good = meets(run, slo, c, lat)
     due = int(was_due(run).sum())
     answers = answer_tokens(run)
-    only = Content(**{**c.__dict__, **answers_only(run, c, answers)})
+    only = answers_only(run, c, answers)
     counted = run.requests.replace(output_tokens=answers)
     bare = Run(run.manifest, run.points, counted, run.chunks, run.steps, run.readings)
     return Goodput(
@@ -136,13 +138,21 @@ def answer_tokens(run: Run) -> Array:
     return out
 
 
-def answers_only(run: Run, c: Content, answers: Array) -> dict[str, Array]:
-    """Tokens of the answer chunks only: as the service says, else the request's answer tokens spread evenly."""
-    answer = np.isin(c.kind, _NOT_REASONING)
-    chunks = np.bincount(c.row[answer], minlength=len(run.requests))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (answers / chunks)[c.row]
-    return {"tokens_spread": np.where(answer, np.where(np.isnan(c.tokens), share, c.tokens), 0.0)}
+def answers_only(run: Run, c: Content, answers: Array) -> Content:
+    """``c`` with the tokens of the answer chunks only: as the service says, else the request's answer tokens
+    (``answers``: :func:`answer_tokens`) spread evenly."""
+
+    def make() -> Content:
+        answer = np.isin(c.kind, _NOT_REASONING)
+        if not np.isnan(alike(c.tokens)).any():
+            return dataclasses.replace(c, tokens_spread=np.where(answer, c.tokens, 0.0))
+        chunks = np.bincount(c.row[answer], minlength=len(run.requests))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = (answers / chunks)[c.row]
+        spread = np.where(answer, np.where(np.isnan(c.tokens), share, c.tokens), 0.0)
+        return dataclasses.replace(c, tokens_spread=spread)
+
+    return c.memo("answers only", make)
 
 
 def _uncertain(lat: Latency, slo: Mapping[str, Array]) -> int:

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.stats import QUANTILES, Doubt, pooled_summary, summary, weighted_percentile
-from whywait.core.columns import KINDS, MODES, OUTCOMES
+from whywait.analyze.pooled import Pool
+from whywait.analyze.stats import QUANTILES, Doubt, pooled_summary, ranked, summary, weighted_percentile
+from whywait.analyze.streams import Content, Gaps, alike, chosen, content, ends_low, gaps, is_alike
+from whywait.core.columns import MODES, OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS
 
 OK = OUTCOMES.index("ok")
 CLOSED = MODES.index("concurrency")
-_ROLE = KINDS.index("role")
 WITHHOLD = 0.5  # above this share of coalesced gaps their percentiles are not printed
 
 
@@ -47,43 +48,6 @@ class Latency:
     tpot_applies: Array
 
 
-@dataclass(frozen=True)
-class Content:
-    """The content chunks (not role) of a Run in order of (request, time); all arrays (chunks,).
-
-    ``row`` is the row in ``run.requests``; ``t`` the latest and ``low`` the earliest possible arrival (ns, float64;
-    equal when exact), ``coalesced`` tells the intervals; ``spread`` is the time with the chunks of one read spread
-    evenly over their interval; ``tokens`` is NaN where unknown; ``tokens_spread`` shares the request's unexplained
-    tokens evenly over its unknown chunks.
-    """
-
-    row: Array
-    t: Array
-    low: Array
-    coalesced: Array
-    spread: Array
-    kind: Array
-    tokens: Array
-    tokens_spread: Array
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Gaps between consecutive content chunks of one request; (gaps,) ns float64, low ≤ value ≤ high.
-
-    ``value`` is between evenly spread chunks. The gap surely covers ``begin_ns`` … ``begin_ns + low``; ``tokens`` are
-    those of the chunk that ends it.
-    """
-
-    row: Array
-    value: Array
-    low: Array
-    high: Array
-    begin_ns: Array
-    tokens: Array
-    coalesced: Array
-
-
 def origin_ns(run: Run) -> Array:
     """When each request's clock starts (ns, NaN unknown): due in open loop (rate, trace), sent in closed loop.
 
@@ -97,50 +61,15 @@ def origin_ns(run: Run) -> Array:
     return found
 
 
-def content(run: Run) -> Content:
-    """The content chunks of ``run``, sorted, with their intervals and tokens; see :class:`Content`."""
+def per_request(run: Run) -> Latency:
+    """Latencies of every request by the definitions of DESIGN 3, whatever its outcome, where the stamps exist."""
+    return run.memo("latency", lambda: _per_request(run))
+
+
+def _per_request(run: Run) -> Latency:
     req = run.requests
-    chunks = run.chunks
-    by_id = np.argsort(req["id"], kind="stable")
-    at = np.minimum(np.searchsorted(req["id"][by_id], chunks["id"]), max(len(by_id) - 1, 0))
-    row = by_id[at] if len(by_id) else np.zeros(0, dtype=np.int64)
-    keep = chunks["kind"] != _ROLE
-    keep &= (req["id"][row] == chunks["id"]) if len(by_id) else False
-    row, t = row[keep], chunks["t_ns"][keep].astype(np.float64)
-    low, kind, tokens = chunks["t_low_ns"][keep], chunks["kind"][keep], chunks["tokens"][keep]
-    order = np.lexsort((t, row))
-    row, t, low, kind, tokens = row[order], t[order], low[order], kind[order], tokens[order]
-    coalesced = ~np.isnan(low)
-    low = np.where(coalesced, np.minimum(low, t), t)
-    exact, spread_tokens = _tokens(run, row, tokens)
-    return Content(row, t, low, coalesced, _spread(row, t, low), kind, exact, spread_tokens)
-
-
-def gaps(c: Content) -> Gaps:
-    """Gaps of the content chunks; for intervals the gap's certain bounds (see :class:`Gaps`)."""
-    same = c.row[1:] == c.row[:-1]
-    low = np.maximum(c.low[1:] - c.t[:-1], 0.0)[same]
-    high = (c.t[1:] - c.low[:-1])[same]
-    value = np.clip((c.spread[1:] - c.spread[:-1])[same], low, high)
-    either = (c.coalesced[1:] | c.coalesced[:-1])[same]
-    return Gaps(c.row[1:][same], value, low, high, c.t[:-1][same], c.tokens[1:][same], either)
-
-
-def per_request(run: Run, c: Content | None = None) -> Latency:
-    """Latencies of every request by the definitions of DESIGN 3, whatever its outcome, where the stamps exist.
-
-    ``c`` is ``content(run)`` when the caller has it; it is only needed where chunks were coalesced.
-    """
-    req = run.requests
-    if c is None and len(run.chunks) and not np.isnan(run.chunks["t_low_ns"]).all():
-        c = content(run)
     origin, first, last = origin_ns(run), req["first_ns"], req["last_ns"]
-    first_low, last_low = first.copy(), last.copy()
-    if c is not None and len(c.row):
-        starts = np.flatnonzero(np.diff(c.row, prepend=-1))
-        ends = np.append(starts[1:], len(c.row)) - 1
-        first_low[c.row[starts]] = np.minimum(c.low[starts], first[c.row[starts]])
-        last_low[c.row[ends]] = np.minimum(c.low[ends], last[c.row[ends]])
+    first_low, last_low = ends_low(run)
     # Not streamed: no token has a time of its own, all are there at the end.
     whole = np.where((req["outcome"] == OK) & np.isnan(last), req["end_ns"], last)
     tpot, low, high, applies = _tpot(run, last - first, (last_low - first, last - first_low))
@@ -193,7 +122,7 @@ def latency_summary(
         with the tokens spread evenly over the chunks (tpot).
     """
     c = content(run) if c is None else c
-    lat = per_request(run, c)
+    lat = per_request(run)
     ok = lat.ok if keep is None else lat.ok & keep
     accepted = (run.requests["accepted_ns"] - lat.origin_ns) / NS_PER_MS
     pooled, doubts = _pooled(run, gaps(c), ok)
@@ -216,16 +145,25 @@ def _pooled(run: Run, g: Gaps, ok: Array) -> tuple[dict[str, Any], list[Doubt]]:
     seed = [run.manifest.seed & 0xFFFFFFFF, int(run.points["point"][0]) if len(run.points) else 0]
     rng = np.random.default_rng(seed)
     ms = float(NS_PER_MS)
-    row, tokens, coalesced = g.row[mine], g.tokens[mine], g.coalesced[mine]
-    value, low, high = g.value[mine] / ms, g.low[mine] / ms, g.high[mine] / ms
-    gap = pooled_summary(value, row, rng)
-    known = ~np.isnan(tokens)
-    with np.errstate(invalid="ignore"):
-        itl = pooled_summary((value / tokens)[known], row[known], rng, tokens[known])
+    row, tokens, coalesced, value = g.row[mine], chosen(g.tokens, mine), chosen(g.coalesced, mine), g.value[mine] / ms
+    known = ~np.isnan(alike(tokens))
+    singly = bool((alike(tokens) == 1).all()) and bool((row[1:] >= row[:-1]).all())
+    if singly:  # a token in each: the ITL are the gaps
+        pool = Pool(value, row)
+        gap, itl = pool.summary(rng), pool.summary(rng)
+        del pool
+    else:
+        gap = pooled_summary(value, row, rng)
+        with np.errstate(invalid="ignore"):
+            itl = pooled_summary((value / tokens)[known], row[known], rng, tokens[known])
     doubts: list[Doubt] = []
     if coalesced.any():
+        low, high = g.low[mine] / ms, g.high[mine] / ms
         gap["bounds"] = _bounds(low, high, None)
-        itl["bounds"] = _bounds((low / tokens)[known], (high / tokens)[known], tokens[known])
+        if singly:
+            itl["bounds"] = _bounds(low, high, np.broadcast_to(1.0, low.shape))
+        else:
+            itl["bounds"] = _bounds((low / tokens)[known], (high / tokens)[known], tokens[known])
     share = float(coalesced.mean()) if len(coalesced) else 0.0
     if share > WITHHOLD:
         gap, itl = _withheld(gap), _withheld(itl)
@@ -263,13 +201,18 @@ def _with_bounds(value: Array, low: Array, high: Array) -> dict[str, Any]:
 
 def _bounds(low: Array, high: Array, weights: Array | None) -> dict[str, list[float | None]]:
     """Each value lies in [low, high], so each percentile lies between the same percentile of the lows and the highs."""
-    out: dict[str, list[float | None]] = {}
-    for name, q in QUANTILES.items():
-        if weights is None:
-            pair = [float(np.quantile(v, q)) if len(v) else None for v in (low, high)]
+    qs = list(QUANTILES.values())
+    found: list[list[float | None]] = []
+    for v in (low, high):
+        if not len(v):
+            found.append([None] * len(qs))
+        elif weights is None:
+            found.append(np.quantile(v, qs).tolist())
         else:
-            pair = [weighted_percentile(v, q, weights) for v in (low, high)]
-        out[name] = pair
+            each = ranked(v, qs) if is_alike(weights) else [weighted_percentile(v, q, weights) for q in qs]
+            found.append(each)
+    pairs = zip(QUANTILES, *found, strict=True)
+    out: dict[str, list[float | None]] = {name: [low_, high_] for name, low_, high_ in pairs}
     out["mean"] = [float(np.average(v, weights=weights)) if len(v) else None for v in (low, high)]
     return out
 
@@ -295,35 +238,3 @@ def _tpot(run: Run, span: Array, bounds: tuple[Array, Array]) -> tuple[Array, Ar
         low = np.where(applies, np.maximum(bounds[0], 0.0) / (n - least), np.nan)
         high = np.where(applies & (n > most), bounds[1] / (n - most), np.nan)
     return value, low, high, applies
-
-
-def _spread(row: Array, t: Array, low: Array) -> Array:
-    """Times with the chunks of one read spread evenly over (low, t]; the last of them at t."""
-    if not len(t):
-        return t
-    new = np.ones(len(t), dtype=bool)
-    new[1:] = (row[1:] != row[:-1]) | (t[1:] != t[:-1])
-    begin = np.flatnonzero(new)
-    size = np.diff(np.append(begin, len(t)))
-    place = np.arange(len(t)) - np.repeat(begin, size) + 1
-    out: Array = low + (t - low) * (place / np.repeat(size, size))
-    return out
-
-
-def _tokens(run: Run, row: Array, tokens: Array) -> tuple[Array, Array]:
-    """Tokens of each content chunk: as known (NaN not), and with the rest of the usage spread over the unknown ones.
-
-    One token per chunk is inferred where the unexplained tokens equal the unexplained chunks; also where one more was
-    counted and the answer ended with a stop token, which is counted but has no text and so no chunk.
-    """
-    n = run.requests["output_tokens"]
-    unknown = np.isnan(tokens)
-    size = len(n)
-    rest = n - np.bincount(row[~unknown], tokens[~unknown], size)
-    missing = np.bincount(row[unknown], minlength=size).astype(np.float64)
-    stopped = np.array([r in ("stop", "completed") for r in run.requests["finish_reason"]], dtype=bool)
-    one_each = (rest == missing) | ((rest == missing + 1) & stopped)
-    exact: Array = np.where(unknown & one_each[row], 1.0, tokens)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share: Array = np.maximum(rest, 0.0) / missing
-    return exact, np.where(unknown, share[row], tokens)

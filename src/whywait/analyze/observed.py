@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from whywait.analyze.counters import gauge, histogram
-from whywait.analyze.latency import CLOSED, content, per_request
+from whywait.analyze.latency import CLOSED, per_request
 from whywait.analyze.stats import t975
+from whywait.analyze.streams import content
 from whywait.analyze.window import Window, in_flight, starts_inside, token_bins, window_of
 from whywait.core.columns import MODES
 from whywait.core.run import Run
@@ -90,8 +91,8 @@ def _point(run: Run, number: int) -> Observed | None:
     sent = ~np.isnan(req["sent_ns"])
     if not len(req) or not sent.any():
         return None
-    c, w = content(one), window_of(one)
-    lat = per_request(one, c)
+    w = window_of(one)
+    lat = per_request(one)
     inside = np.ones(len(req), dtype=bool) if w.whole else starts_inside(one, w.start_ns, w.end_ns)
     use = lat.ok & inside
     if not use.any():

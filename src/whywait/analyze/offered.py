@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import delta
-from whywait.analyze.latency import CLOSED, OK, Content
+from whywait.analyze.latency import CLOSED, OK
 from whywait.analyze.stats import Doubt
+from whywait.analyze.streams import Content, is_alike
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
@@ -146,8 +147,10 @@ def miscounted(one: Run, c: Content) -> list[Doubt]:
     tokens of chunks are inferred they add up by themselves.
     """
     n = one.requests["output_tokens"]
-    seen = np.bincount(c.row, c.tokens, len(n))  # NaN where a chunk's tokens are unknown
-    has = np.bincount(c.row, minlength=len(n)) > 0
+    counts = c.counts(len(n))
+    # NaN where a chunk's tokens are unknown.
+    seen = counts * float(c.tokens[0]) if is_alike(c.tokens) else np.bincount(c.row, c.tokens, len(n))
+    has = counts > 0
     mine = has & ~np.isnan(seen) & (one.requests["outcome"] == OK) & (n > 0)
     off = np.abs(n - seen)[mine]
     if not (off > 1).any():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.latency import Content, origin_ns, per_request
+from whywait.analyze.latency import origin_ns, per_request
 from whywait.analyze.phases import PHASES, RequestAccount
 from whywait.core.run import Run
 from whywait.core.table import Array
@@ -19,7 +19,7 @@ BANDS = (("p0-50", 0.0, 0.5), ("p50-90", 0.5, 0.9), ("p90-99", 0.9, 0.99), ("p99
 METRICS = ("e2e_ms", "ttft_ms")
 
 
-def by_latency(one: Run, c: Content, acc: RequestAccount, keep: Array) -> dict[str, list[dict[str, Any]]]:
+def by_latency(one: Run, acc: RequestAccount, keep: Array) -> dict[str, list[dict[str, Any]]]:
     """The mean account of the ``ok`` requests in each band of ``e2e_ms`` and ``ttft_ms``, of a Run of one point.
 
     By rank, so that the bands hold each request once; ``keep`` (bool) are those that count. A band without a request is
@@ -32,7 +32,7 @@ def by_latency(one: Run, c: Content, acc: RequestAccount, keep: Array) -> dict[s
     """
     rows = np.flatnonzero(acc.point == int(one.points["point"][0]))
     spent, causes = acc.phases[rows], {k: v[rows] for k, v in acc.cause_ns.items()}
-    lat = per_request(one, c)
+    lat = per_request(one)
     out = {}
     for metric in METRICS:
         value = getattr(lat, metric)

@@ -14,9 +14,10 @@ import numpy as np
 from whywait.analyze.counters import delta, gauge
 from whywait.analyze.first_token import Line, Split, before_first, kv_full_seen, line_of
 from whywait.analyze.frontend import frontend_causes, frontend_ms
-from whywait.analyze.latency import CLOSED, Content, content, gaps
-from whywait.analyze.stalls import NEIGHBOUR, Stalls, stalls, typical_gaps
+from whywait.analyze.latency import CLOSED
+from whywait.analyze.stalls import NEIGHBOUR, Stalls, stalls, survey
 from whywait.analyze.stats import Doubt
+from whywait.analyze.streams import Content
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -65,13 +66,15 @@ def account(run: Run, c: Content | None = None) -> RequestAccount:
     chunks only the certain part of a gap counts; and the time in which a split service handed the KV over (cause
     *interconnect*), before the first token or after it, whichever engine makes that. All else is unknown.
     """
-    c = content(run) if c is None else c
-    line, req = line_of(run), run.requests
-    g, point = gaps(c), req["point"]
-    typical = typical_gaps(g, len(req), point)
+    return run.memo("account", lambda: _account(run, c))
+
+
+def _account(run: Run, c: Content | None) -> RequestAccount:
+    line, req, point = line_of(run), run.requests, run.requests["point"]
+    typical, long = survey(run, line, c)
     wait, decode, after = line.first - line.sent, line.last - line.first, line.end - line.last
     split = before_first(run, line, np.where(np.isfinite(typical), typical / 2, 0))
-    found = stalls(run, c, g, typical, (line, split))
+    found = stalls(run, long, (line, split))
     later = _moved_later(run, split, decode)
     by, left = {}, decode - later
     for cause, ns in found.by.items():

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from whywait.analyze.first_token import line_of
-from whywait.analyze.latency import Content, content, gaps
 from whywait.analyze.phases import (
     BUFFERING,
     CLIENT,
@@ -27,6 +26,7 @@ from whywait.analyze.phases import (
     RequestAccount,
 )
 from whywait.analyze.stalls import typical_gaps
+from whywait.analyze.streams import Content, content, gaps
 from whywait.core.run import Run
 from whywait.core.table import Array
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.latency import Content, content, gaps, per_request
+from whywait.analyze.latency import per_request
 from whywait.analyze.stats import Doubt
+from whywait.analyze.streams import Content, content, gaps
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S, number
@@ -83,7 +84,7 @@ class _Ours:
     def __init__(self, one: Run) -> None:
         self.run, req = one, one.requests
         self.c: Content = content(one)
-        lat = per_request(one, self.c)
+        lat = per_request(one)
         self.ok = lat.ok
         self.seconds = float(one.points["end_ns"][0] - one.points["start_ns"][0]) / NS_PER_S
         self.values: dict[str, Callable[[], tuple[Array, Array | None]]] = {

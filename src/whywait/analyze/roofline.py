@@ -16,7 +16,8 @@ import numpy as np
 
 from whywait.analyze.counters import delta, gauge, series
 from whywait.analyze.first_token import prefill_windows
-from whywait.analyze.latency import CLOSED, OK, Content, content, gaps
+from whywait.analyze.latency import CLOSED, OK
+from whywait.analyze.streams import Content, content, gaps
 from whywait.analyze.window import Spans, sweep
 from whywait.core.run import Run
 from whywait.core.table import Array

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.first_token import line_of
-from whywait.analyze.latency import OK, Content
+from whywait.analyze.latency import OK
 from whywait.analyze.phases import CLIENT, FRONTEND, NETWORK, QUEUE, RequestAccount
+from whywait.analyze.streams import Content
 from whywait.analyze.window import UNCOUNTED, Window, sweep
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
@@ -79,10 +80,16 @@ def tokens_inside(run: Run, c: Content, w: Window, output: Array | None = None) 
     """
     req = run.requests
     n = req["output_tokens"] if output is None else output
-    inside = (c.spread > w.start_ns) & (c.spread <= w.end_ns)
-    out: Array = np.bincount(c.row, np.where(inside, c.tokens_spread, 0.0), minlength=len(req)).astype(np.float64)
+    out: Array
+    if c.whole() and not len(c.unknown_rows()):
+        rows, tokens = c.tokens_between(w.start_ns, w.end_ns)
+        out = np.zeros(len(req))
+        out[rows] = tokens
+    else:
+        inside = (c.spread > w.start_ns) & (c.spread <= w.end_ns)
+        out = np.bincount(c.row, np.where(inside, c.tokens_spread, 0.0), minlength=len(req)).astype(np.float64)
     rest = np.ones(len(req), dtype=bool)
-    rest[c.row] = False
+    rest[c.starts()[0]] = False
     none = np.isnan(req["first_ns"]) & np.isnan(n) & (req["outcome"] != OK)
     first = np.where(np.isnan(req["first_ns"]), req["end_ns"], req["first_ns"])  # not streamed: all at the end
     last = np.where(np.isnan(req["last_ns"]), first, req["last_ns"])
@@ -133,9 +140,8 @@ def weights(run: Run, w: Window, c: Content, acc: RequestAccount, rule: str) -> 
 
 def failed_tokens(run: Run, c: Content, w: Window, made: Array) -> Array:
     """Where a failed request's tokens are not known: its chunks in the window × the tokens per chunk of the others."""
-    known = ~np.isnan(c.tokens_spread)
     lost = np.isnan(made) & (run.requests["outcome"] != OK)
-    if not lost.any() or not known.any():
+    if not lost.any() or not (known := ~np.isnan(c.tokens_spread)).any():
         return made
     per_chunk = float(c.tokens_spread[known].mean())
     inside = (c.spread > w.start_ns) & (c.spread <= w.end_ns)

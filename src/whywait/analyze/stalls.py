@@ -6,15 +6,18 @@ request that was pushed out of work is silent alone. What grew or began meanwhil
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from whywait.analyze.counters import Series, series
 from whywait.analyze.first_token import Line, Split
-from whywait.analyze.latency import Content, Gaps
+from whywait.analyze.streams import Content, Gaps, arrivals, content, ends_low, gaps
 from whywait.analyze.window import Spans
+from whywait.core import run as core
 from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S
@@ -26,6 +29,7 @@ STALL_FACTOR = 1.5  # a gap beyond this multiple of the typical one is looked at
 VICTIM = 4  # a request pushed out of work is silent for at least this many usual gaps
 FLOWING = 0.3  # streams beside a gap that sent this share of their usual tokens in it were not held up by the same step
 READY_CORES = 0.5  # engine threads ready without a core for this much of an interval are short of cores
+_BLOCK = 1 << 20  # values that are put in order at once
 _MIN_GAPS = 8  # fewer gaps than this do not say what is typical of a request; the point's median does
 _COUNTERS = (
     (QUOTA, "cgroup_throttled_seconds_total", 0.0),
@@ -46,7 +50,7 @@ class Stalls:
 
 
 @dataclass(frozen=True)
-class _Long:
+class Long:
     """The long gaps (int64 ns on the shifted line); ``chain`` numbers runs of long gaps with no usual one between."""
 
     row: Array
@@ -58,7 +62,7 @@ class _Long:
     alone: Array
 
 
-def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Split]) -> Stalls:
+def stalls(run: Run, long: Long, parts: tuple[Line, Split]) -> Stalls:
     """The excess of long gaps by cause. In this order, each from what the ones before leave:
 
     1. *preemption/recompute*: others' tokens kept coming during the gap, and the engine's preemption counter grew in it
@@ -71,8 +75,7 @@ def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Spl
        a core, grew; at most by that growth.
     """
     line, split = parts
-    n = len(typical)
-    long = _long(c, g, typical, parts)
+    n = len(line.sent)
     unplaced = np.isin(run.requests["point"], laid_out(run))  # what happened beside their gaps is not known
     left = np.where(unplaced[long.row], 0, long.excess)
     by: dict[str, Array] = {}
@@ -108,6 +111,8 @@ def stalls(run: Run, c: Content, g: Gaps, typical: Array, parts: tuple[Line, Spl
 def typical_gaps(g: Gaps, n: int, point: Array) -> Array:
     """The median gap of each request (ns; of its point where it has few gaps; infinite where there is none)."""
     own, count = _group_median(g.value, g.row, n)
+    if (count >= _MIN_GAPS).all():
+        return own
     _, number = np.unique(point, return_inverse=True)
     number = number.ravel()
     whole, some = _group_median(g.value, number[g.row], int(number.max(initial=-1)) + 1)
@@ -117,39 +122,84 @@ def typical_gaps(g: Gaps, n: int, point: Array) -> Array:
 
 
 def _group_median(values: Array, group: Array, n: int) -> tuple[Array, Array]:
-    order = np.lexsort((values, group))
+    """The lower median of the values of each of ``n`` groups (NaN: it has none), and how many it has."""
     count = np.bincount(group, minlength=n)
     start = np.cumsum(count) - count
     out = np.full(n, np.nan)
-    some = count > 0
-    out[some] = values[order][(start + (count - 1) // 2)[some]]
+    if not (group[1:] >= group[:-1]).all():
+        values = values[np.argsort(group, kind="stable")]
+    # Groups of equally many are the rows of one array.
+    order = np.argsort(count, kind="stable")
+    sizes, edges = np.unique(count[order], return_index=True)
+    for size, a, b in zip(sizes.tolist(), edges.tolist(), np.append(edges, n)[1:].tolist(), strict=True):
+        most = _BLOCK // max(size, 1) + 1
+        for at in range(a, b, most) if size else ():
+            rows = order[at : min(at + most, b)]
+            block = values[start[rows, None] + np.arange(size)]
+            out[rows] = np.partition(block, (size - 1) // 2, axis=1)[:, (size - 1) // 2]
     return out, count
 
 
-def _long(c: Content, g: Gaps, typical: Array, parts: tuple[Line, Split]) -> _Long:
-    line, split = parts
-    shift = split.shift
+def long_gaps(c: Content, typical: Array, line: Line, rows: Array | None = None) -> Long:
+    """The gaps of ``c`` that are longer than is typical of their request (``typical``: ns). ``line`` is of all
+    requests of the run; ``rows`` says which of them those of ``c`` are, where they are not all."""
+    g, shift = gaps(c), line.shift if rows is None else line.shift[rows]
     usual = typical[g.row]
-    excess = np.where(g.low > STALL_FACTOR * usual, g.low - usual, 0.0)
-    at = np.flatnonzero(excess >= 1)
+    at = np.flatnonzero(g.low > STALL_FACTOR * usual)
+    at = at[g.low[at] - usual[at] >= 1]
     row, usual = g.row[at], usual[at]
+    excess = g.low[at] - usual
     begin = np.rint(g.begin_ns[at]).astype(np.int64) + shift[row]
     end = begin + np.rint(g.low[at]).astype(np.int64)
     joined = (np.diff(at) == 1) & (row[1:] == row[:-1])
     chain = np.concatenate(([0], np.cumsum(~joined))) if len(at) else np.zeros(0, dtype=np.int64)
     # Tokens of others well inside the gap: its own stream has none there.
-    times = np.sort(np.rint(c.t).astype(np.int64) + shift[c.row])
+    times = np.rint(c.t).astype(np.int64)
+    if shift.any():
+        times += shift[c.row]
+    times.sort()
     edge = np.rint(np.minimum(usual / 2, (end - begin) / 4)).astype(np.int64)
     inside = np.searchsorted(times, end - edge, "left") - np.searchsorted(times, begin + edge, "right")
-    first, last = (np.sort((v + shift)[line.has_first]) for v in (line.first, line.last))
+    first, last = (np.sort(v[line.has_first]) for v in (line.first + line.shift, line.last + line.shift))
     beside = np.searchsorted(first, begin, "right") - np.searchsorted(last, end, "left") - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         flowing = np.maximum(beside, 0) * np.where(usual > 0, (end - begin - 2 * edge) / usual, 0.0)
     alone = inside > FLOWING * flowing
-    return _Long(row, begin, end, np.floor(excess[at]).astype(np.int64), usual, chain, alone & (inside > 0))
+    row = row if rows is None else rows[row]
+    return Long(row, begin, end, np.floor(excess).astype(np.int64), usual, chain, alone & (inside > 0))
 
 
-def _pushed(run: Run, long: _Long, shift: Array) -> tuple[Array, Array]:
+def survey(run: Run, line: Line, c: Content | None = None) -> tuple[Array, Long]:
+    """The typical gap of each request (see :func:`typical_gaps`) and the long gaps of all: what the request account
+    takes of the chunks. Of a run of many chunks one load point after another, if they lay apart in time."""
+    point = run.requests["point"]
+    if c is not None or len(run.chunks) <= core.MOST_KEPT:
+        c = content(run) if c is None else c
+        typical = typical_gaps(gaps(c), len(point), point)
+        return typical, long_gaps(c, typical, line)
+    typical, found, spans, chains = np.full(len(point), np.inf), [], [], 0
+    low, high = (v.copy() for v in (run.requests["first_ns"], run.requests["last_ns"]))
+    for number in run.points["point"].tolist()[::-1]:  # what is made of the first is at hand when that is told of
+        rows = np.flatnonzero(point == number)
+        one = run.point(number)
+        c = content(one)
+        typical[rows] = typical_gaps(gaps(c), len(rows), point[rows])
+        low[rows], high[rows] = ends_low(one)
+        arrivals(run, number)
+        part = long_gaps(c, typical[rows], line, rows)
+        found.append(dataclasses.replace(part, chain=part.chain + chains))
+        chains += int(part.chain.max(initial=-1)) + 1
+        if len(c.t):
+            spans.append((float(c.t.min()), float(c.t.max())))
+    spans.sort()
+    if any(b[0] <= a[1] for a, b in pairwise(spans)):  # tokens of another point may lie in a gap
+        return survey(run, line, content(run))
+    run.by_request("earliest ends", lambda: (low, high))
+    names = [f.name for f in dataclasses.fields(Long)]
+    return typical, Long(**{k: np.concatenate([getattr(x, k) for x in found]) for k in names})
+
+
+def _pushed(run: Run, long: Long, shift: Array) -> tuple[Array, Array]:
     """Which long gaps lie where requests were pushed out of work (bool), and whether that could be seen (per request).
 
     The counter is read a few times a second. A request's gap that began while it grew, and is of several usual gaps,
@@ -157,7 +207,8 @@ def _pushed(run: Run, long: _Long, shift: Array) -> tuple[Array, Array]:
     """
     found = series(run.readings, "preemptions_total", "metrics") or series(run.readings, "preemptions_total")
     counted = np.full(len(shift), bool(found))
-    spans = [(a + s, b + s) for a, b, _ in _grown(found, 0.0) for s in np.unique(shift).tolist()]
+    shifts = np.unique(shift).tolist()
+    spans = [(a + s, b + s) for a, b, _ in _grown(found, 0.0) for s in shifts]
     if not spans or not len(long.row):
         return np.zeros(len(long.row), dtype=bool), counted
     grew = Spans.of(*(np.array(v, dtype=np.int64) for v in zip(*sorted(spans), strict=True)))
@@ -179,7 +230,7 @@ def _grown(found: Iterable[Series], least_per_s: float) -> list[tuple[int, int, 
     return sorted(out)
 
 
-def _growth_in(spans: list[tuple[int, int, float]], long: _Long, shift: Array) -> Array:
+def _growth_in(spans: list[tuple[int, int, float]], long: Long, shift: Array) -> Array:
     """By how much a counter of seconds grew at most during each gap (int64 ns)."""
     if not spans:
         return np.zeros(len(long.row), dtype=np.int64)
@@ -191,7 +242,7 @@ def _growth_in(spans: list[tuple[int, int, float]], long: _Long, shift: Array) -
     return out
 
 
-def _ended_by_first(long: _Long, split: Split) -> Array:
+def _ended_by_first(long: Long, split: Split) -> Array:
     """Whether another request's first token came in the step that ended the gap, or the run of long gaps it is in."""
     if not len(long.row):
         return np.zeros(0, dtype=bool)

@@ -13,7 +13,7 @@ section 5.2), which is widened for few requests. Same seed, same figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 LEVEL = 0.95
 DRAWS = 1000
 MIN_GROUPS = 4  # with fewer requests a bootstrap over requests says nothing
-_MAX_GROUPS = 2048  # more requests are bootstrapped as this many random bundles: the same variance, bounded memory
+MAX_GROUPS = 2048  # more requests are bootstrapped as this many random bundles: the same variance, bounded memory
 _ALL_VALUES = 1024  # with no more distinct values than this the bootstrap follows each of them
 _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # Student's t where its series is too coarse
 
@@ -109,6 +109,14 @@ def weighted_percentile(values: Array, q: float, weights: Array | None = None) -
     return float(x[order][_inverse_cdf(np.cumsum(w[order]), q)])
 
 
+def ranked(values: Array, qs: Sequence[float]) -> list[float | None]:
+    """:func:`weighted_percentile` at several ``qs`` of values (finite, at least one) that all weigh the same."""
+    n = len(values)
+    at = [min(max(math.ceil(q * float(n) * (1 - 1e-12)) - 1, 0), n - 1) for q in qs]
+    part = np.partition(values, at)
+    return [float(part[i]) for i in at]
+
+
 def pooled_summary(
     values: Array, groups: Array, rng: np.random.Generator, weights: Array | None = None
 ) -> dict[str, Any]:
@@ -171,25 +179,43 @@ def cluster_bootstrap(
 
 
 def _pooled_ci(x: Array, w: Array, group: Array, n_groups: int, rng: np.random.Generator) -> dict[str, list[Any]]:
-    if n_groups > _MAX_GROUPS:
-        group = (rng.permutation(n_groups) % _MAX_GROUPS)[group]
-        n_groups = _MAX_GROUPS
-    edges, coarse = _grid(x, np.cumsum(w))
+    if n_groups > MAX_GROUPS:
+        group = (rng.permutation(n_groups) % MAX_GROUPS)[group]
+        n_groups = MAX_GROUPS
+    cum = np.cumsum(w)
+    edges, coarse = _grid(x, cum)
     cell = group.astype(np.int64) * len(edges) + np.searchsorted(edges, x, side="left")
     below = np.bincount(cell, w, n_groups * len(edges)).reshape(n_groups, len(edges)).cumsum(axis=1)
-    total = below[:, -1].copy()
     sums = np.bincount(group, x * w, n_groups)
+    values = {q: float(x[_inverse_cdf(cum, q)]) for q in QUANTILES.values()}
+    return resampled((edges, coarse), below, sums, (values, len(x)), rng)
+
+
+def resampled(
+    grid: tuple[Array, bool], below: Array, sums: Array, found: tuple[dict[float, float], int], rng: np.random.Generator
+) -> dict[str, list[Any]]:
+    """Intervals of pooled values, groups resampled.
+
+    Args:
+        grid: the values at which the distribution is followed, and whether they are some of many (see :func:`_grid`).
+        below: weight at or below each of them, by group (groups × values).
+        sums: of values × weights, by group.
+        found: the quantiles of all values, and how many there are.
+        rng: makes it reproducible.
+    """
+    (edges, coarse), (values, n) = grid, found
+    total = below[:, -1].copy()
 
     def stat(drawn: Array) -> Array:
         cum, size = drawn @ below, drawn @ total
         found = [_quantile_of_counts(edges, cum, q * size, coarse) for q in QUANTILES.values()]
         return np.stack([*found, (drawn @ sums) / size], axis=1)
 
-    lo, hi = cluster_bootstrap(n_groups, stat, rng)
+    lo, hi = cluster_bootstrap(len(below), stat, rng)
     ci: dict[str, list[Any]] = {"mean": [float(lo[-1]), float(hi[-1])]}
     for i, (name, q) in enumerate(QUANTILES.items()):
-        at = int(np.searchsorted(edges, x[_inverse_cdf(np.cumsum(w), q)]))
-        low, high = order_ranks(_effective_n(below[:, at], total, q, len(x)), q)
+        at = int(np.searchsorted(edges, values[q]))
+        low, high = order_ranks(_effective_n(below[:, at], total, q, n), q)
         ci[name] = [float(lo[i]) if low else None, float(hi[i]) if high else None]
     return ci
 
@@ -216,12 +242,20 @@ def _effective_n(below: Array, total: Array, q: float, n: int) -> int:
 
 def _grid(x: Array, cum: Array) -> tuple[Array, bool]:
     """Values at which the distribution is followed: all of them, or (True) about 770 spread over the ranks."""
-    distinct = np.unique(x)
-    if len(distinct) <= _ALL_VALUES:
-        return distinct, False
-    levels = np.concatenate((np.linspace(0, 1, 513), np.linspace(0.98, 1, 257), list(QUANTILES.values())))
-    at = np.searchsorted(cum, levels * cum[-1] * (1 - 1e-12), side="left")
+    if few_distinct(x):
+        return np.unique(x), False
+    at = np.searchsorted(cum, grid_levels() * cum[-1] * (1 - 1e-12), side="left")
     return np.unique(np.append(x[np.minimum(at, len(x) - 1)], x[-1])), True
+
+
+def few_distinct(x: Array) -> bool:
+    """Whether the bootstrap follows each of these values (ascending)."""
+    return bool(np.count_nonzero(x[1:] != x[:-1]) < _ALL_VALUES)
+
+
+def grid_levels() -> Array:
+    """The shares of all values at which the bootstrap follows their distribution, where it does not follow each."""
+    return np.concatenate((np.linspace(0, 1, 513), np.linspace(0.98, 1, 257), list(QUANTILES.values())))
 
 
 def _inverse_cdf(cum: Array, q: float) -> int:

@@ -13,7 +13,7 @@ from whywait.analyze.bill import energy_figures
 from whywait.analyze.classes import by_class as figures_by_class
 from whywait.analyze.counters import gauge
 from whywait.analyze.goodput import goodput
-from whywait.analyze.latency import Content, content, latency_summary, per_request
+from whywait.analyze.latency import latency_summary, per_request
 from whywait.analyze.occupancy import device_account
 from whywait.analyze.offered import errors, invalid, miscounted, offered
 from whywait.analyze.parts import by_class, by_latency
@@ -23,6 +23,7 @@ from whywait.analyze.roofline import OTHER, apportion, roofline
 from whywait.analyze.speculation import speculation
 from whywait.analyze.stats import Doubt, t975
 from whywait.analyze.stats import summary as of_values
+from whywait.analyze.streams import Content, content
 from whywait.analyze.thinking import thinking
 from whywait.analyze.trust import doubts
 from whywait.analyze.window import Window, in_flight, request_rate, starts_inside, token_bins, token_rate, window_of
@@ -123,7 +124,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     inside = starts_inside(one, w.start_ns, w.end_ns) if not w.whole else np.ones(len(one.requests), dtype=bool)
     latency, found = latency_summary(one, inside, c)
     found += miscounted(one, c)
-    lat = per_request(one, c)
+    lat = per_request(one)
     ok = lat.ok
     tokens, peak, missing = token_rate(one, c, w, ok)
     good = goodput(one, run.manifest.slo, w, c)
@@ -162,7 +163,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
         **_resources(run, w),
         **energy_figures(run, number, c, w),
         "phases": phases,
-        "by_latency": by_latency(one, c, acc, inside),
+        "by_latency": by_latency(one, acc, inside),
         "by_class": by_class(one, acc, inside),
         "occupancy": _occupancy(run, w, roof["decode_step"]),
         **roof,

@@ -18,8 +18,9 @@ from whywait.analyze.window import Window, in_flight, starts_inside, window_of
 from whywait.core.columns import CLOCKS, KINDS
 from whywait.core.run import Run
 from whywait.core.table import Array
-from whywait.units import NS_PER_MS, load_name, number, percent
+from whywait.units import NS_PER_MS, NS_PER_S, load_name, number, percent
 
+STILL_MS = 500.0  # a sampler that wakes so late was not merely slow: a tick is a few ms late
 LAG = (0.02, 5.0)  # the client's sends or reads may be late (p99) by this share of end-to-end time, and this many ms
 BUSY = 0.9  # share of a core from which on the client is its own bottleneck
 COALESCED = 0.05
@@ -78,14 +79,15 @@ def doubts(run: Run) -> list[Doubt]:
 
     Looked at: client lag and CPU, coalesced reads and whose fault they are, realised lengths, rate and requests in
     flight, cached prompts, foreign traffic, client TTFT against the engine's, points without a steady window, too few
-    samples, user clock, clock steps, the client's floor, probes that did not answer, a partial Run.
+    samples, user clock, clock steps, the client's floor, probes that did not answer,
+    a sampler that stood still, a partial Run.
     """
     parts = [p for p in (_part(run, int(p)) for p in run.points["point"]) if not is_passive(p.run)]
     found = [dict(d) for d in run.manifest.doubts]
     if run.manifest.partial:
         found.append(_partial(run))
     whole: tuple[Callable[[Run], Doubt | None], ...] = (
-        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _no_shares,
+        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _sampler_still, _no_shares,
     )  # fmt: skip
     found += [d for check in whole if (d := check(run))]
     pointwise: tuple[Callable[[list[_Part]], Doubt | None], ...] = (
@@ -177,10 +179,13 @@ def _cpu_share(run: Run) -> float | None:
 
 
 def _coalesced(run: Run) -> Doubt | None:
-    content = run.chunks["kind"] != _ROLE
-    if not content.any():
+    content = some = 0
+    for part in run.chunks.pieces():
+        mine = part["kind"] != _ROLE
+        content, some = content + int(mine.sum()), some + int((~np.isnan(part["t_low_ns"]) & mine).sum())
+    if not content:
         return None
-    share = float((~np.isnan(run.chunks["t_low_ns"][content])).mean())
+    share = some / content
     if share <= COALESCED:
         return None
     reads = _number(run.manifest.client.get("coalesced_reads"))
@@ -195,10 +200,10 @@ def _coalesced(run: Run) -> Doubt | None:
 
 
 def _user_clock(run: Run) -> Doubt | None:
-    clock = run.chunks["clock"]
-    if not len(clock) or not (clock == _USER).any():
+    user = sum(int((part["clock"] == _USER).sum()) for part in run.chunks.pieces())
+    if not user:
         return None
-    share = percent(float((clock == _USER).mean()))
+    share = percent(user / len(run.chunks))
     if run.manifest.made_by == "imported":
         why = "the tool stamps chunks in its own loop, and how late that was is not in its files"
         return _doubt(f"{share} of the chunks are timed by another tool's loop", why, "measure beside it with whywait")
@@ -221,6 +226,17 @@ def _lost_probes(run: Run) -> Doubt | None:
         return None
     names = ", ".join(sorted({str(s) for s in rd["source"][bad]})[:4])
     return _doubt(f"{int(bad.sum())} readings were not answered", f"source: {names}", "see whether it is overloaded")
+
+
+def _sampler_still(run: Run) -> Doubt | None:
+    rd = run.readings
+    woke = rd.rows_with("name", "lateness_ms")
+    woke = woke[[s == "sampler" for s in rd["source"][woke].tolist()]]
+    if not len(woke) or not (late := float(rd["value"][woke].max())) > STILL_MS:
+        return None
+    at = float(rd["asked_ns"][woke[int(np.argmax(rd["value"][woke]))]]) / NS_PER_S
+    why = f"for {late / 1e3:.1f} s until {at:.1f} s it was suspended, or got no CPU; nothing was read meanwhile"
+    return _doubt("the sampler stood still", why, "do not trust gauges of that time; free a core for it")
 
 
 def _no_shares(run: Run) -> Doubt | None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.goodput import bounds, meets
-from whywait.analyze.latency import OK, content, latency_summary, per_request
+from whywait.analyze.latency import OK, latency_summary, per_request
+from whywait.analyze.streams import content
 from whywait.analyze.window import Window, in_flight, token_rate
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
@@ -37,7 +38,7 @@ def whole_point(run: Run, number: int) -> dict[str, Any]:
         end = int(np.nanmax(req["end_ns"]))
     w = Window(start, max(end, start), True, len(req), 0)
     slo = dict(run.manifest.slo)
-    good = int(meets(one, slo, c, per_request(one, c)).sum()) if bounds(one, slo) else None
+    good = int(meets(one, slo, c, per_request(one)).sum()) if bounds(one, slo) else None
     prompt, output = (_sum(req[name][ok]) for name in ("prompt_tokens", "output_tokens"))
     found, _ = latency_summary(one, None, c)
     both = None if prompt is None or output is None else prompt + output

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from whywait.analyze.latency import CLOSED, OK, Content, origin_ns
+from whywait.analyze.latency import CLOSED, OK, origin_ns
+from whywait.analyze.streams import Content, is_alike
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.units import NS_PER_S
@@ -195,10 +196,9 @@ def token_bins(run: Run, c: Content, w: Window, which: Array, bins: int) -> tupl
     """
     req = run.requests
     has = np.zeros(len(req), dtype=bool)
-    has[c.row] = True
-    mine = which[c.row]
+    has[c.starts()[0]] = True
     lost = np.zeros(len(req), dtype=bool)
-    lost[c.row[np.isnan(c.tokens_spread)]] = True
+    lost[c.unknown_rows()] = True
     n = req["output_tokens"]
     rest = which & ~has & (~np.isnan(req["first_ns"]) | ~np.isnan(n) | (req["outcome"] == OK))
     first = np.where(np.isnan(req["first_ns"]), req["end_ns"], req["first_ns"])  # not streamed: all at the end
@@ -207,7 +207,7 @@ def token_bins(run: Run, c: Content, w: Window, which: Array, bins: int) -> tupl
     if w.end_ns <= w.start_ns or missing > UNCOUNTED * int(which.sum()):
         return None, missing
     edges = np.linspace(w.start_ns, w.end_ns, bins + 1)
-    so_far = _steps_at(c.spread[mine], np.nan_to_num(c.tokens_spread[mine]), edges)
+    so_far = _tokens_at(c, which, edges)
     rest &= ~lost
     so_far += _ramps_at(first[rest], req["last_ns"][rest], n[rest], edges)
     return np.diff(so_far), missing
@@ -245,6 +245,26 @@ def _bare_point(run: Run, number: int) -> Run:
     none = np.zeros(0, dtype=np.int64)
     req = run.requests.where(run.requests["point"] == number)
     return Run(run.manifest, pts, req, run.chunks.where(none), run.steps.where(none), run.readings.where(none))
+
+
+def _tokens_at(c: Content, which: Array, edges: Array) -> Array:
+    """Tokens of the requests in ``which`` (bool) that had come by each of ``edges`` (ns, ascending)."""
+    if not c.whole():
+        mine = which[c.row]
+        return _steps_at(c.spread[mine], np.nan_to_num(c.tokens_spread[mine]), edges)
+
+    def runs() -> tuple[Array, Array, Array]:  # chunks of one request between two edges: many; so once for all
+        at = np.searchsorted(edges, c.spread, side="left")
+        new = np.flatnonzero(np.append(len(at) > 0, (at[1:] != at[:-1]) | (c.row[1:] != c.row[:-1])))
+        if is_alike(c.tokens_spread):
+            return c.row[new], at[new], np.diff(np.append(new, len(at))) * float(np.nan_to_num(c.tokens_spread[0]))
+        each = np.nan_to_num(c.tokens_spread)
+        return c.row[new], at[new], np.add.reduceat(each, new) if len(new) else np.zeros(0)
+
+    row, at, amount = c.memo(("tokens between", edges.tobytes()), runs)
+    mine = which[row]
+    out: Array = np.cumsum(np.bincount(at[mine], amount[mine], len(edges) + 1), dtype=np.float64)[: len(edges)]
+    return out
 
 
 def _steps_at(times: Array, amounts: Array, edges: Array) -> Array:

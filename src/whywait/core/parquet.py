@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 
 from whywait.core.columns import SCHEMA_VERSION, Column
 from whywait.core.cstream import Batches
+from whywait.core.packed import Packed, pack
 
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
+_DICTIONARY = ac.DataType.dictionary(ac.DataType.int32(), ac.DataType.string())
+PACK_FROM = 1 << 21  # rows; a table with fewer is held as plain arrays
 
 
 def write(path: Path, spec: Sequence[Column], cols: Mapping[str, Array], n: int) -> None:
@@ -112,25 +115,46 @@ class _Out:
         return self._file.tell()
 
 
-def read(path: Path, spec: Sequence[Column]) -> dict[str, Array]:
-    """Columns of ``spec`` that the file has; a column the file lacks is left out (null to the caller)."""
+def read(path: Path, spec: Sequence[Column], packs: bool = False) -> dict[str, Array | Packed]:
+    """Columns of ``spec`` that the file has; a column the file lacks is left out (null to the caller). ``packs``: of a
+    long table (``PACK_FROM``) they are packed as they come in, and never in memory as plain arrays."""
     _check_ends(path)
-    parts: dict[str, list[Array]] = {}
+    parts: dict[str, list[Any]] = {}
+    sizes: list[int] = []
     try:
         reader, batches = _reader(path)
         have = set(reader.schema.names)
         mine = [c for c in spec if c.name in have]
         parts = {c.name: [] for c in mine}
+        packed = {c.name: packs and c.type in ("i64", "enum") for c in mine}
         for batch in batches:
+            if not batch.num_rows:
+                continue
+            sizes.append(batch.num_rows)
             for c in mine:
-                parts[c.name].append(_decode_one(c, batch.column(c.name)))
+                values = _decode_one(c, batch.column(c.name))
+                parts[c.name].append(pack(values) if packed[c.name] else values)
     except BaseException as exc:
         # The reader panics on some damage, and a panic is no Exception: it would pass every handler above.
         if type(exc).__name__ == "PanicException":
             raise ValueError(str(exc)) from exc
         raise
     # One column after another: only one is ever there twice.
-    return {c.name: _joined(c, parts.pop(c.name)) for c in mine}
+    out: dict[str, Array | Packed] = {}
+    for c in mine:
+        found = parts.pop(c.name)
+        if packed[c.name] and found:
+            whole = Packed(found, sizes, _kind(c))
+            out[c.name] = whole if len(whole) >= PACK_FROM else np.array(whole.dense())
+        else:
+            out[c.name] = _joined(c, found)
+    return out
+
+
+def _kind(c: Column) -> Any:
+    """What a column is in memory, as ``core/columns.py`` says."""
+    kinds = {"str": object, "enum": np.int8, "f64": np.float64}
+    return kinds.get(c.type, np.float64 if c.nullable else np.int64)
 
 
 def _reader(path: Path) -> tuple[Any, Iterable[Any]]:
@@ -184,8 +208,7 @@ def _encode(c: Column, col: Array, n: int) -> Any:
 
 def _joined(c: Column, parts: list[Array]) -> Array:
     if not parts:
-        kinds = {"str": object, "enum": np.int8, "f64": np.float64}
-        return np.empty(0, dtype=kinds.get(c.type, np.float64 if c.nullable else np.int64))
+        return np.empty(0, dtype=_kind(c))
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -202,7 +225,7 @@ def _decode_one(c: Column, chunk: Any) -> Array:
     n = len(arr)
     ok = None if valid is None else np.unpackbits(valid.view(np.uint8), count=n, bitorder="little").astype(bool)
     if c.type == "enum":
-        return _enum_codes(c, view, n, ok)
+        return _enum_codes(c, chunk)
     values: Array = np.asarray(view.buffer(1))[:n]
     if not c.nullable:
         return np.array(values)
@@ -212,20 +235,27 @@ def _decode_one(c: Column, chunk: Any) -> Array:
     return out
 
 
-def _enum_codes(c: Column, view: Any, n: int, ok: Array | None) -> Array:
-    """Strings of a closed list to codes without a Python loop over rows: by length, then letter by letter."""
-    offsets = np.asarray(view.buffer(1))[: n + 1].astype(np.int64)
-    data = np.append(np.asarray(view.buffer(2)).view(np.uint8), np.zeros(max(map(len, c.values)), np.uint8))
-    start, length = offsets[:-1], np.diff(offsets)
-    out = np.full(n, -1, dtype=np.int8)
-    for code, word in enumerate(c.values):
-        rows = np.flatnonzero(length == len(word))
-        for j, letter in enumerate(word.encode()):
-            rows = rows[data[start[rows] + j] == letter]
-        out[rows] = code
-    if ok is not None:
-        out[~ok] = -1
-    unknown = out < 0 if ok is None else (out < 0) & ok
-    if unknown.any():
-        raise ValueError(f"column {c.name} holds a value outside {c.values}")
+def _enum_codes(c: Column, chunk: Any) -> Array:
+    """Strings of a closed list to codes without a Python loop over rows."""
+    n, view = len(chunk), na.c_array(chunk).view()
+    offsets = np.asarray(view.buffer(1))[: n + 1]
+    size = int(offsets[1] - offsets[0]) if n else 0
+    text = np.asarray(view.buffer(2)).view(np.uint8)[int(offsets[0]) : int(offsets[-1])] if n else np.empty(0, np.uint8)
+    if size and not chunk.null_count and len(text) == n * size and (np.diff(offsets) == size).all():
+        rows = text.reshape(n, size)
+        if (rows == rows[0]).all():  # one word throughout
+            return np.full(n, _code_of(c, rows[0].tobytes().decode()), dtype=np.int8)
+    coded = na.c_array(chunk.cast(_DICTIONARY))
+    codes = np.asarray(coded.view().buffer(1)).view(np.int32)[coded.offset : coded.offset + n]
+    words = [-1 if w is None else _code_of(c, w) for w in na.Array(coded.dictionary).to_pylist()]
+    out: Array = np.append(np.array(words, dtype=np.int8), np.int8(-1))[codes]
+    if chunk.null_count:
+        valid = np.asarray(na.c_array(chunk).view().buffer(0)).view(np.uint8)
+        out[~np.unpackbits(valid, count=n, bitorder="little").astype(bool)] = -1
     return out
+
+
+def _code_of(c: Column, word: str) -> int:
+    if word not in c.values:
+        raise ValueError(f"column {c.name} holds a value outside {c.values}")
+    return c.values.index(word)

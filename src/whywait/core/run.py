@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from whywait.errors import UsageError
 
 #: The version of docs/metrics.md by which figures are made of a Run. 2: energy per good request, as in a bill.
 DEFINITIONS = "2"
+#: Chunks of a Run of which everything that was made is kept; of one with more only what was made of one point.
+MOST_KEPT = 3_000_000
+_T = TypeVar("_T")
 #: The doubt of a measurement whose service said itself that it is a simulated one.
 SIMULATED_SERVICE = "the service is simulated (whywait serve-sim)"
 
@@ -76,20 +80,46 @@ class Run:
     chunks: Table
     steps: Table
     readings: Table
+    _made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # see memo
 
     def table(self, name: str) -> Table:
         found: Table = getattr(self, name)
         return found
 
     def point(self, number: int) -> Run:
-        """Only the rows of one load point (readings by time)."""
-        pts = self.points.where(self.points["point"] == number)
-        req = self.requests.where(self.requests["point"] == number)
+        """Only the rows of one load point (readings by time). Of a run of many chunks only the last one asked for is
+        kept, with all that was made of it; of others every one is."""
+        kept: dict[int, Run] = self._made.setdefault("point", {})
+        if number not in kept:
+            found = self._point(number)
+            if len(self.chunks) > MOST_KEPT:
+                kept.clear()
+            kept[number] = found
+        return kept[number]
+
+    def memo(self, what: str, make: Callable[[], _T]) -> _T:
+        """What ``make`` gives, made at the first call only: many parts of the analysis ask for the same few things.
+        Nobody may write to it."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: _T = self._made[what]
+        return found
+
+    def by_request(self, what: str, make: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
+        """:meth:`memo` of arrays with a value per request; a load point has them from the run, once that has them."""
+        return self.memo(f"by request: {what}", make)
+
+    def _point(self, number: int) -> Run:
+        pts, mine = self.points.where(self.points["point"] == number), self.requests["point"] == number
+        req = self.requests.where(mine)
         start, end = int(pts["start_ns"][0]), int(pts["end_ns"][0])
-        chunks = self.chunks.where(np.isin(self.chunks["id"], req["id"]))
+        chunks = chunks_of(self, req["id"])
         steps = self.steps.where((self.steps["t_ns"] >= start) & (self.steps["t_ns"] <= end))
         asked = self.readings["asked_ns"]
-        return Run(self.manifest, pts, req, chunks, steps, self.readings.where((asked >= start) & (asked <= end)))
+        out = Run(self.manifest, pts, req, chunks, steps, self.readings.where((asked >= start) & (asked <= end)))
+        of_requests = {k: v for k, v in self._made.items() if k.startswith("by request")}
+        out._made.update({k: tuple(a[mine] for a in v) for k, v in of_requests.items()})
+        return out
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write ``manifest.json`` and the Parquet tables. The manifest goes last: it marks the Run as whole."""
@@ -122,6 +152,35 @@ class Run:
             if not (path / f"{name}.parquet").exists():
                 raise UsageError(f"{path / name}.parquet is missing", "was the run copied whole?")
         return cls(manifest, **{name: Table.load(name, path / f"{name}.parquet") for name in TABLES})
+
+
+def chunks_of(run: Run, ids: Array) -> Table:
+    """The chunks of these requests (ids, any order). Those that lie together, as in a saved run, are no copy."""
+    span = _together(run, ids)
+    return run.chunks.where(np.isin(run.chunks["id"], ids)) if span is None else run.chunks.cut(*span)
+
+
+def _together(run: Run, ids: Array) -> tuple[int, int] | None:
+    """From which to which chunk they are those of ``ids`` and of no other request; None where they are scattered."""
+    values, counts = run.memo("runs", lambda: runs_of(run.chunks, "id"))
+    mine = np.flatnonzero(np.isin(values, ids))
+    if not len(mine):
+        return 0, 0
+    first, last = int(mine[0]), int(mine[-1])
+    if last - first + 1 != len(mine):
+        return None
+    start = int(counts[:first].sum())
+    return start, start + int(counts[first : last + 1].sum())
+
+
+def runs_of(table: Table, column: str) -> tuple[Array, Array]:
+    """Values of a column of whole numbers and how many of each lie in a row, neighbours unequal."""
+    packed = table.packed(column)
+    if packed is not None:
+        return packed.runs()
+    values = table[column]
+    new = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
+    return values[new], np.diff(np.append(new, len(values)))
 
 
 def manifest_of(raw: dict[str, Any], where: str) -> Manifest:
@@ -189,7 +248,7 @@ def before_point(run: Run, number: int) -> Run:
     """Only what belongs to the load points before ``number``."""
     points = run.points.where(run.points["point"] < number)
     requests = run.requests.where(run.requests["point"] < number)
-    chunks = run.chunks.where(np.isin(run.chunks["id"], requests["id"]))
+    chunks = chunks_of(run, requests["id"])
     end = int(points["end_ns"].max()) if len(points) else 0
     steps, readings = run.steps, run.readings
     return Run(run.manifest, points, requests, chunks, steps.where(steps["t_ns"] <= end),

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whywait.core.columns import TABLES, Column
+from whywait.core.packed import Packed
 from whywait.errors import UsageError
 
 Array = NDArray[Any]
+_T = TypeVar("_T")
+SAVE_ROWS = 1 << 20  # rows that are written at once
 
 
 class Table:
-    """Immutable by habit: every operation gives a new table. ``len(t)`` rows; ``t["name"]`` is a numpy array."""
+    """Immutable by habit: every operation gives a new table. ``len(t)`` rows; ``t["name"]`` is a numpy array, of a long
+    table made anew at each call from a shorter form (see :mod:`whywait.core.packed`): ask once, for few rows."""
 
-    __slots__ = ("_cols", "_index", "name")
+    __slots__ = ("_cols", "_index", "_made", "name")
 
-    def __init__(self, name: str, cols: Mapping[str, Array]) -> None:
+    def __init__(self, name: str, cols: Mapping[str, Array | Packed]) -> None:
         self.name = name
         self._index: dict[str, dict[str | None, Array]] = {}
+        self._made: dict[Any, Any] = {}
         spec = TABLES[name]
         sizes = {len(c) for c in cols.values()}
         if len(sizes) > 1:
@@ -49,7 +54,13 @@ class Table:
         return len(next(iter(self._cols.values())))
 
     def __getitem__(self, column: str) -> Array:
-        return self._cols[column]
+        found = self._cols[column]
+        return found.dense() if isinstance(found, Packed) else found
+
+    def packed(self, column: str) -> Packed | None:
+        """The column in its shorter form, where it has one."""
+        found = self._cols[column]
+        return found if isinstance(found, Packed) else None
 
     def rows_with(self, column: str, value: str | None) -> Array:
         """Where a text column has ``value``: row numbers, ascending. The column is gone through once, at the first
@@ -61,9 +72,27 @@ class Table:
             self._index[column] = {v: np.array(rows, dtype=np.int64) for v, rows in found.items()}
         return self._index[column].get(value, np.zeros(0, dtype=np.int64))
 
+    def memo(self, what: Any, make: Callable[[], _T]) -> _T:
+        """What ``make`` gives, made at the first call only. Nobody may write to it."""
+        if what not in self._made:
+            self._made[what] = make()
+        found: _T = self._made[what]
+        return found
+
     def where(self, mask: Array) -> Table:
         """Rows where ``mask`` (bool) is true, or rows by an index array, in that order."""
-        return Table(self.name, {k: v[mask] for k, v in self._cols.items()})
+        return Table(self.name, {k: self[k][mask] for k in self._cols})
+
+    def cut(self, start: int, stop: int) -> Table:
+        """Rows ``start`` … ``stop`` (not included), without a copy of them."""
+        out = Table.__new__(Table)
+        out.name, out._index, out._made = self.name, {}, {}
+        out._cols = {k: v[start:stop] for k, v in self._cols.items()}
+        return out
+
+    def pieces(self, rows: int = SAVE_ROWS) -> Iterator[Table]:
+        """The table in pieces of at most so many rows, whose columns take little memory; of an empty one none."""
+        return (self.cut(a, a + rows) for a in range(0, len(self), rows))
 
     def replace(self, **cols: Array) -> Table:
         return Table(self.name, {**self._cols, **cols})
@@ -71,13 +100,13 @@ class Table:
     def text(self, column: str) -> list[str | None]:
         """An enum column as its strings."""
         spec = next(c for c in TABLES[self.name] if c.name == column)
-        return [None if v < 0 else spec.values[v] for v in self._cols[column].tolist()]
+        return [None if v < 0 else spec.values[v] for v in self[column].tolist()]
 
     def rows(self) -> list[dict[str, Any]]:
         """Plain Python rows; null is None, enums are strings, integers are integers."""
         lists: dict[str, list[Any]] = {}
         for c in TABLES[self.name]:
-            col = self._cols[c.name]
+            col = self[c.name]
             if c.type == "enum":
                 lists[c.name] = self.text(c.name)
             elif c.type == "i64" and c.nullable:
@@ -91,26 +120,27 @@ class Table:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Table) or self.name != other.name or len(self) != len(other):
             return False
-        return all(_same(self._cols[k], other._cols[k]) for k in self._cols)
+        return all(_same(self[k], other[k]) for k in self._cols)
 
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
     def concat(cls, tables: Sequence[Table]) -> Table:
         first = tables[0]
-        return cls(first.name, {k: np.concatenate([t._cols[k] for t in tables]) for k in first._cols})
+        return cls(first.name, {k: np.concatenate([t[k] for t in tables]) for k in first._cols})
 
     def save(self, path: Path) -> None:
-        from whywait.core.parquet import write
+        from whywait.core.parquet import write_pieces
 
-        write(path, TABLES[self.name], self._cols, len(self))
+        cuts = self.pieces() if len(self) else iter([self])
+        write_pieces(path, TABLES[self.name], (({k: t[k] for k in t._cols}, len(t)) for t in cuts))
 
     @classmethod
     def load(cls, name: str, path: Path) -> Table:
         from whywait.core.parquet import read
 
         try:
-            return cls(name, read(path, TABLES[name]))
+            return cls(name, read(path, TABLES[name], packs=name == "chunks"))
         except FileNotFoundError:
             return cls.empty(name)
         except Exception as exc:
@@ -125,8 +155,8 @@ class Stored(Table):
     __slots__ = ("_loaded", "_rows", "path")
 
     def __init__(self, name: str, path: Path, rows: int) -> None:
-        self.name, self.path, self._rows, self._index = name, path, rows, {}
-        self._loaded: dict[str, Array] | None = None
+        self.name, self.path, self._rows, self._index, self._made = name, path, rows, {}, {}
+        self._loaded: dict[str, Array | Packed] | None = None
 
     @classmethod
     def write(cls, name: str, path: Path, pieces: Iterable[tuple[Mapping[str, Array], int]]) -> Stored:
@@ -136,7 +166,7 @@ class Stored(Table):
         return cls(name, path, write_pieces(path, TABLES[name], pieces))
 
     @property
-    def _cols(self) -> dict[str, Array]:  # type: ignore[override]
+    def _cols(self) -> dict[str, Array | Packed]:  # type: ignore[override]
         if self._loaded is None:
             self._loaded = Table.load(self.name, self.path)._cols
         return self._loaded
@@ -169,7 +199,9 @@ def _dtype(c: Column) -> Any:
     return {"i64": np.float64 if c.nullable else np.int64, "f64": np.float64, "str": object, "enum": np.int8}[c.type]
 
 
-def _as_column(c: Column, values: Array) -> Array:
+def _as_column(c: Column, values: Array | Packed) -> Array | Packed:
+    if isinstance(values, Packed):
+        return values
     out = np.asarray(values)
     if not c.nullable and out.dtype.kind == "f" and np.isnan(out).any():
         raise ValueError(f"column {c.name} may not be null")

@@ -79,7 +79,7 @@ def _raw(path: Path) -> Iterable[Row]:
         if path.suffix == ".parquet":
             from whywait.core.parquet import read
 
-            cols = {name: col.tolist() for name, col in read(path, _SPEC).items()}
+            cols = {name: np.asarray(col).tolist() for name, col in read(path, _SPEC).items()}
             rows = [dict(zip(cols, values, strict=True)) for values in zip(*cols.values(), strict=True)]
             return [
                 {k: v for k, v in r.items() if v is not None and not (isinstance(v, float) and math.isnan(v))}

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import delta, series
-from whywait.analyze.latency import OK, content
+from whywait.analyze.latency import OK
 from whywait.analyze.phases import FRONTEND, NETWORK, UNKNOWN, RequestAccount, histogram_mean_ms
+from whywait.analyze.streams import arrivals
 from whywait.core.run import Run, laid_out
 from whywait.core.table import Array
 from whywait.judge.evidence import Draft, Reuse, Streams, Work
@@ -20,33 +21,26 @@ Span = tuple[int, int]
 
 def streams(run: Run, one: Run, acc: RequestAccount, span: Span, derived_ms: float = 0.0) -> Streams:
     """``derived_ms``: mean queue and prefill of the point that no single request knows."""
-    c, req = content(one), one.requests
-    n = len(req)
-    count = np.bincount(c.row, minlength=n)
-    row, t = c.row, c.t  # by request, each in the order of time
-    same = np.zeros(len(row), dtype=bool)
-    same[1:] = (row[1:] == row[:-1]) & (t[1:] - t[:-1] < NS_PER_MS / 10)
-    bursts = count - np.bincount(row, weights=same, minlength=n)
+    req, came = one.requests, arrivals(run, int(one.points["point"][0]))
+    count, bursts = came.chunks, came.bursts
     ok = (req["outcome"] == OK) & (count > 1)
-    second = np.zeros(n, dtype=bool)
-    second[row[1:][same[1:] & (np.r_[True, row[1:] != row[:-1]][:-1])]] = True
     begun = ok & ~np.isnan(req["first_ns"]) & ~np.isnan(req["last_ns"])
     e2e = (req["last_ns"] - req["sent_ns"])[begun]
     first = (req["first_ns"] - req["sent_ns"])[begun]
-    gaps = (t[1:] - t[:-1])[(row[1:] == row[:-1])] / NS_PER_MS if len(t) > 1 else np.zeros(0)
+    chunks = int(count.sum())
     engine_gap = histogram_mean_ms(run, "itl_seconds", span)
     decode = req["engine_decode_ms"] / np.maximum(req["output_tokens"] - 1, 1)
     if engine_gap is None and (~np.isnan(decode[ok])).any():
         engine_gap = float(np.nanmedian(decode[ok]))
     return Streams(
-        together=float(same.sum() / max(len(row) - (count > 0).sum(), 1)) if len(row) else None,
+        together=float(came.together / max(chunks - (count > 0).sum(), 1)) if chunks else None,
         bursts=float(np.median(bursts[ok])) if ok.any() else None,
         chunks=float(np.median(count[ok])) if ok.any() else None,
         first_share=float(np.median(first / np.maximum(e2e, 1))) if begun.any() else None,
         outside_ms=_outside(acc, one, begun, derived_ms),
         engine_gap_ms=engine_gap,
-        client_gap_ms=float(gaps.mean()) if len(gaps) else None,
-        with_first=float(second[ok].mean()) if ok.any() else None,
+        client_gap_ms=None if np.isnan(came.gap_ms) else came.gap_ms,
+        with_first=float(came.second[ok].mean()) if ok.any() else None,
     )
 
 

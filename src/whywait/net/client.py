@@ -7,8 +7,6 @@ it; several content events in one read make intervals instead of false zeros. DE
 from __future__ import annotations
 
 import errno
-import heapq
-import itertools
 import ssl
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from whywait.net.conn import READ_SIZE, Conn, ProxyError
 from whywait.net.dialect import ROLE
 from whywait.net.endpoint import Endpoint
 from whywait.net.outcome import facts_of
+from whywait.net.timers import Timers
 from whywait.net.wire import Response, WireError, request_bytes, traceparent
 from whywait.units import NS_PER_MS
 
@@ -89,8 +88,7 @@ class Client:
         self._poller = stamps.Poller()
         self._conns: dict[int, Conn] = {}
         self._idle: list[Conn] = []
-        self._timers: list[tuple[int, int, Conn, Flight]] = []
-        self._serial = itertools.count()
+        self._timers = Timers()
         self._finished: list[tuple[int, int]] = []
         self._view = memoryview(bytearray(READ_SIZE))
         self._tls = endpoint.tls()
@@ -123,8 +121,9 @@ class Client:
         """Wait at most ``timeout_ns`` for bytes; handle all there are. Returns (row, end_ns) of calls that ended."""
         clock = self.clock
         now = clock.now()
-        if self._timers:
-            timeout_ns = min(timeout_ns, self._timers[0][0] - now)
+        first = self._timers.next_ns()
+        if first is not None:
+            timeout_ns = min(timeout_ns, first - now)
         # How long bytes may have lain there because we were busy with others (not because nothing came).
         behind = now - self._woke if self._woke else 0
         # Bytes are stamped whether we look or not, so with many streams we look at several at once: that halves the
@@ -139,7 +138,7 @@ class Client:
             conn = self._conns.get(fd)
             if conn is not None:
                 self._ready(conn, behind, woke)
-        if self._timers and self._timers[0][0] <= woke:
+        if first is not None and first <= woke:
             self._expire()
         out, self._finished = self._finished, []
         return out
@@ -188,7 +187,7 @@ class Client:
 
     def _assign(self, conn: Conn, flight: Flight) -> None:
         conn.flight = flight
-        self._at(flight.deadline, conn, flight)
+        self._timers.at(flight.deadline, conn, flight)
         if conn.state == "idle":
             flight.retrans = stamps.tcp_info(conn.sock)[1]
             self._start(conn, flight)
@@ -274,7 +273,7 @@ class Client:
             self._finish(conn, flight, t)
         elif response.answer.over and flight.done_ns < 0:
             flight.done_ns = t
-            self._at(now + DONE_GRACE_NS, conn, flight)
+            self._timers.at(now + DONE_GRACE_NS, conn, flight)
 
     def _stamp(self, flight: Flight, t: int, source: int, filled: bool, late: bool) -> None:
         """Give the events of one read their times."""
@@ -331,6 +330,8 @@ class Client:
     def _close(self, flight: Flight, event: Finished | Failed) -> None:
         self.recorder.event(event)
         self.in_flight -= 1
+        flight.response.close()
+        self._timers.ended(flight)
         if event.facts["outcome"] == "ok":
             self.succeeded += 1
             self.failed_in_a_row = 0
@@ -383,15 +384,9 @@ class Client:
         else:
             self._fail(conn, "reset", "service", errno.errorcode.get(exc.errno or 0, "connection lost"))
 
-    def _at(self, t: int, conn: Conn, flight: Flight) -> None:
-        heapq.heappush(self._timers, (t, next(self._serial), conn, flight))
-
     def _expire(self) -> None:
         now = self.clock.now()
-        while self._timers and self._timers[0][0] <= now:
-            _, _, conn, flight = heapq.heappop(self._timers)
-            if conn.flight is not flight:
-                continue
+        for conn, flight in self._timers.due(now):
             if flight.done_ns >= 0:
                 self._finish(conn, flight, flight.done_ns, closed=True)  # all was said; the connection was held open
             elif now >= flight.deadline and flight.response.answer.finished:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from whywait.analyze.counters import histogram, quantile
-from whywait.analyze.latency import WITHHOLD, gaps
+from whywait.analyze.latency import WITHHOLD
 from whywait.analyze.passive import LATENCIES
-from whywait.analyze.stats import weighted_percentile
+from whywait.analyze.pooled import sort
+from whywait.analyze.stats import ranked, weighted_percentile
+from whywait.analyze.streams import chosen, gaps, is_alike
 from whywait.core.table import Array
 from whywait.report import svg
 from whywait.report.svg import Html, Plot, Scale, cat, details, table, tag
@@ -104,7 +106,7 @@ def itl(view: View) -> Html:
             ends = (g.low[mine] / NS_PER_MS / g.tokens[mine], g.high[mine] / NS_PER_MS / g.tokens[mine])
             lines.append(between(p, ends, g.tokens[mine], len(np.unique(g.row[mine]))))
         else:
-            lines.append(_pooled(p, g.row[mine], each[mine], g.tokens[mine]))
+            lines.append(_pooled(p, g.row[mine], each[mine], chosen(g.tokens, mine)))
     return _figure(view, lines, ("itl_ms", "ITL", "% of tokens"), "95 % at each value, requests resampled")
 
 
@@ -132,10 +134,15 @@ def _of_buckets(view: View, metric: str, name: str) -> Html:
 
 def _pooled(p: Point, row: Array, value: Array, weight: Array) -> Line:
     """A weighted curve on a grid of its own quantiles, its band from resampled requests (or bundles of them)."""
-    order = np.argsort(value, kind="stable")
-    done = np.cumsum(weight[order])
-    at = np.unique(np.searchsorted(done, np.linspace(0, 1, GRID + 1) * done[-1]).clip(0, len(order) - 1))
-    grid = np.unique(value[order][at])
+    n, steps = len(value), np.linspace(0, 1, GRID + 1)
+    if singly := is_alike(weight) and weight[0] == 1:  # nothing to carry along: what is done by rank i is i
+        ascending = sort(value)
+        at = np.unique((np.ceil(steps * float(n)).astype(np.int64) - 1).clip(0, n - 1))
+    else:
+        order = np.argsort(value, kind="stable")
+        ascending, done = value[order], np.cumsum(weight[order])
+        at = np.unique(np.searchsorted(done, steps * done[-1]).clip(0, n - 1))
+    grid = np.unique(ascending[at])
     ids, group = np.unique(row, return_inverse=True)
     rng = np.random.default_rng(1)
     many = min(len(ids), MOST_GROUPS)
@@ -145,7 +152,8 @@ def _pooled(p: Point, row: Array, value: Array, weight: Array) -> Line:
     counts = np.cumsum(held.reshape(many, -1), axis=1)
     whole = counts.sum(axis=0)
     share = whole[:-1] / whole[-1]
-    levels = tuple(weighted_percentile(value, q, weight) or 0.0 for q in LEVELS)
+    found = ranked(value, LEVELS) if singly else [weighted_percentile(value, q, weight) for q in LEVELS]
+    levels = tuple(x or 0.0 for x in found)
     if many < 4:  # so few say nothing of how requests differ
         return Line(p, grid, share, np.zeros_like(share), np.ones_like(share), len(ids), levels)
     drawn = rng.multinomial(many, np.full(many, 1 / many), DRAWS) @ counts

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.goodput import was_due
-from whywait.analyze.latency import Content, Latency, content, per_request
+from whywait.analyze.latency import Latency, per_request
 from whywait.analyze.phases import RequestAccount, account
 from whywait.analyze.placed import Placed, placed
+from whywait.analyze.streams import Content, content
 from whywait.core.run import Run, sends
 from whywait.core.table import Array, Table
 from whywait.errors import UsageError
@@ -61,7 +62,7 @@ class Chosen:
 
     @cached_property
     def latency(self) -> Latency:
-        return per_request(self.run, self.content)
+        return per_request(self.run)
 
     @property
     def has_clock(self) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import joined, series
-from whywait.analyze.latency import OK, gaps
+from whywait.analyze.latency import OK
+from whywait.analyze.streams import gaps
 from whywait.analyze.summary import summarize
 from whywait.analyze.window import starts_inside
 from whywait.core.columns import OUTCOMES

@@ -16,8 +16,9 @@ import numpy as np
 
 from whywait.analyze.counters import series
 from whywait.analyze.goodput import meets
-from whywait.analyze.latency import OK, gaps
+from whywait.analyze.latency import OK
 from whywait.analyze.phases import PHASES
+from whywait.analyze.streams import gaps
 from whywait.analyze.summary import summarize
 from whywait.analyze.window import Window, sweep, token_bins
 from whywait.core.columns import OUTCOMES

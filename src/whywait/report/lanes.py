@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from whywait.analyze.latency import Content, Gaps
 from whywait.analyze.phases import PHASES
+from whywait.analyze.streams import Content, Gaps
 from whywait.core.table import Array
 from whywait.report.svg import At, Plot
 from whywait.report.text import PHASE_NAMES

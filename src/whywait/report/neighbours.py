@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whywait.analyze.latency import OK, WITHHOLD, Gaps, gaps, origin_ns, per_request
+from whywait.analyze.latency import OK, WITHHOLD, origin_ns, per_request
 from whywait.analyze.phases import PHASES
 from whywait.analyze.stalls import STALL_FACTOR
+from whywait.analyze.streams import Gaps, gaps
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.report.lanes import chunk_times, draw, spans, stalls_of, told

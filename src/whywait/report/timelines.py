@@ -5,12 +5,14 @@ Drawn without any script; ``zoom.js`` makes of them what one can zoom, by the da
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from whywait.analyze.latency import gaps, origin_ns
+from whywait.analyze.latency import origin_ns
 from whywait.analyze.phases import PHASES
+from whywait.analyze.streams import gaps
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.report import lanes, strips, svg
@@ -82,6 +84,7 @@ def _drawn(view: View, p: Point, most: int) -> Drawn:
     g = gaps(c) if rows and spent[rows, stall].any() else None
     found = {j: lanes.spans(spent[j].tolist(), float(begin[j]), float(first[j]),
                             lanes.stalls_of(g, j, int(spent[j, stall]))) for j in rows}  # fmt: skip
+    one = dataclasses.replace(one)  # without all that was made of it, which would stay in memory with it
     return Drawn(p, one, rows, place, begin, found, span, zero, strips.strips(view.run, one, span))
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from whywait.analyze.latency import Content, Latency, content, origin_ns, per_request
+from whywait.analyze.latency import Latency, origin_ns, per_request
 from whywait.analyze.phases import RequestAccount
+from whywait.analyze.streams import Content, content
 from whywait.core.run import Run
 from whywait.core.table import Array
 from whywait.report.svg import Html, clip, tag
@@ -88,8 +89,8 @@ class View:
 
     def counted(self, p: Point) -> tuple[Latency, Array]:
         """The latencies of a point's requests, and which of them count: ``ok``, begun in the window."""
-        one, c = self.one(p)
-        lat, origin, w = per_request(one, c), origin_ns(one), p["window"]
+        one, _ = self.one(p)
+        lat, origin, w = per_request(one), origin_ns(one), p["window"]
         inside = (origin >= w["start_ns"]) & (origin <= w["end_ns"])
         return lat, lat.ok & (inside | w["whole_point"])
 
