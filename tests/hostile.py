@@ -258,7 +258,7 @@ class Service:
 
     def __init__(self, answers: Mapping[str, Answer], good: int = 0) -> None:
         self._answers = {"/v1/models": MODELS, "/v1/chat/completions": streamed, "/metrics": PAGE, **answers}
-        self._good = {path: good for path in answers}  # so many are answered as they should be, first
+        self._good = dict.fromkeys(answers, good)  # so many are answered as they should be, first
         self.asked: list[bytes] = []
         self._stop = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))

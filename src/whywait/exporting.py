@@ -306,7 +306,8 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
             status, data, again = answer.status, answer.read(1 << 20), answer.getheader("Retry-After")
         except (OSError, http.client.HTTPException) as exc:
             where = urlsplit(url).netloc
-            raise Unreachable(f"no collector at {where}: {getattr(exc, "strerror", None) or exc or type(exc).__name__}", "is one listening there?") from None
+            why = getattr(exc, "strerror", None) or exc or type(exc).__name__
+            raise Unreachable(f"no collector at {where}: {why}", "is one listening there?") from None
         finally:
             conn.close()
         if status < 300:

@@ -22,6 +22,7 @@ from whywait.core.cstream import Batches
 
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
+MOST_ROWS = 200  # for each byte of a file: a bomb; the times alone take more
 
 
 def write(path: Path, spec: Sequence[Column], cols: Mapping[str, Array], n: int) -> None:
@@ -121,7 +122,11 @@ def read(path: Path, spec: Sequence[Column]) -> dict[str, Array]:
         have = set(reader.schema.names)
         mine = [c for c in spec if c.name in have]
         parts = {c.name: [] for c in mine}
+        rows, most = 0, max(1 << 20, MOST_ROWS * path.stat().st_size)
         for batch in batches:
+            rows += batch.num_rows
+            if rows > most:
+                raise ValueError(f"it unfolds to more than {MOST_ROWS} rows for each of its bytes")
             for c in mine:
                 parts[c.name].append(_decode_one(c, batch.column(c.name)))
     except BaseException as exc:

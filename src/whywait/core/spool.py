@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import orjson
 
+from whywait.core import bounded
 from whywait.core.columns import KINDS, OUTCOMES, REQUESTS, TABLES, Column
 from whywait.core.run import Manifest, Run, manifest_of, together
 from whywait.core.table import Array, Stored, Table
 
 CLOCK_BITS, KIND_BITS = 1, 3
 ROW = 32  # bytes of a chunk in chunks.bin: four little-endian int64
+MOST_LINE = 1 << 30  # a plan is one line
 PIECE = 1 << 18  # chunks read at once
 BUCKET = 1 << 18  # chunks of a range of requests that are sorted together
 _ROLE = KINDS.index("role")
@@ -62,11 +64,11 @@ def lines(path: Path) -> Iterator[Any]:
     if not path.exists():
         return
     with path.open("rb") as f:
-        for line in f:
+        while line := f.readline(MOST_LINE):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield orjson.loads(line)
+                yield bounded.loads(line, 4 << 30)
             except ValueError:
                 return
 
@@ -78,14 +80,15 @@ def readings_table(paths: Iterable[Path]) -> Table:
     words: dict[str | None, str | None] = {}  # each text once, not once per reading
     for path in paths:
         with path.open("rb") as f:
-            for line in f:
+            while line := f.readline(MOST_LINE):
                 try:
                     a, b, source, name, labels, v = orjson.loads(line)
-                except (ValueError, TypeError):
+                    times = array("q", (a, b))
+                    value.append(float("nan") if v is None else v)
+                except (ValueError, TypeError, OverflowError):
                     continue
-                asked.append(a)
-                answered.append(b)
-                value.append(float("nan") if v is None else v)
+                asked.append(times[0])
+                answered.append(times[1])
                 for column, text in zip(texts, (source, name, labels), strict=True):
                     column.append(words.setdefault(text, text))
     numbers = {k: np.array(v) for k, v in (("asked_ns", asked), ("answered_ns", answered), ("value", value))}

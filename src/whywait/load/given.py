@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from whywait.core import bounded
 from whywait.errors import UsageError
 
 BYTES_PER_TOKEN = 4  # of English; other scripts have more tokens in as many bytes, and what is too long is not scored
@@ -62,9 +63,7 @@ def _evenly(texts: list[Given], most: int) -> list[Given]:
 
 def _read(path: Path, context: int) -> list[Given]:
     try:
-        if path.stat().st_size > MOST_FILE:
-            raise UsageError(f"--text {path} is larger than {MOST_FILE >> 20} MiB", "give a part of it")
-        whole = path.read_text(encoding="utf-8")
+        whole = bounded.read_text(path, MOST_FILE, "give a part of it")
     except OSError as exc:
         raise UsageError(f"--text: cannot read {path}: {exc.strerror}") from None
     except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from whywait import __version__
+from whywait.core import bounded
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError
 from whywait.net.dialect import PATHS
 from whywait.net.reach import Proxy, Reach, bound, is_loopback, open_page, proxy_for, split_unix
@@ -188,7 +189,7 @@ def read_key(key_file: str | None) -> str | None:
     """
     if key_file:
         try:
-            key: str | None = Path(key_file).read_text().strip()
+            key: str | None = bounded.read_text(Path(key_file), 1 << 16, "a text file that holds the key").strip()
         except (OSError, UnicodeDecodeError) as exc:
             raise UsageError(
                 f"cannot read the key file {key_file}: {_why(exc)}", "a text file that holds the key"

@@ -119,8 +119,8 @@ class Response:
     """
 
     __slots__ = (
-        "_bare", "_body", "_count", "_inflate", "_parser", "_size", "_sse", "answer", "body", "complete", "events", "headers",
-        "headers_done", "keep_alive", "lenient", "not_sse", "started", "status", "stream",
+        "_bare", "_body", "_count", "_inflate", "_parser", "_size", "_sse", "answer", "body", "complete", "events",
+        "headers", "headers_done", "keep_alive", "lenient", "not_sse", "started", "status", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: bool, tap: Tap | None = None, dialect: str = "chat", lenient: bool = False) -> None:
@@ -140,7 +140,7 @@ class Response:
         self._sse = SseParser()
         self._inflate: Any = None
         self._bare = 0  # bytes since there was any of the body: a head, a trailer, framing
-        self._size = self._body = self._count = 0  # bytes in all and of the body, events with output
+        self._size = self._body = self._count = 0  # bytes; of the body; events
 
     @property
     def held(self) -> int:

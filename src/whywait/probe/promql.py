@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-import orjson
-
 from whywait import __version__
 from whywait.core import bounded
 from whywait.core.secrets import clean
