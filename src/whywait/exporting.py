@@ -302,8 +302,8 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
         try:
             bound(conn, TIMEOUT_S)
             conn.request("POST", target, body=body, headers={**extra, **sent})
-            answer = conn.getresponse()
-            status, data, again = answer.status, answer.read(1 << 20), answer.getheader("Retry-After")
+            with conn.getresponse() as answer:
+                status, data, again = answer.status, answer.read(1 << 20), answer.getheader("Retry-After")
         except (OSError, http.client.HTTPException) as exc:
             where = urlsplit(url).netloc
             why = getattr(exc, "strerror", None) or exc or type(exc).__name__

@@ -31,8 +31,8 @@ def get(url: str, path: str) -> tuple[int, bytes] | None:
     try:
         bound(connection, _TIMEOUT_S)
         connection.request("GET", parts.path.rstrip("/") + path, headers={"User-Agent": "whywait/lab"})
-        answer = connection.getresponse()
-        return answer.status, answer.read(_LIMIT)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read(_LIMIT)
     except (OSError, http.client.HTTPException, ssl.SSLError):
         return None
     finally:

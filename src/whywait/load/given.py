@@ -81,7 +81,7 @@ def _lines(path: Path, whole: str, context: int) -> list[Given]:
         try:
             row = json.loads(line)
             text, kind = row["text"], row.get("kind", path.stem)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = kind = None
         if not isinstance(text, str) or not isinstance(kind, str):
             raise UsageError(f"--text {path}, line {i}: not a JSON object with a 'text'", '{"text": "…", "kind": "…"}')

@@ -234,8 +234,8 @@ def _call(
     try:
         bound(conn, timeout_s)
         conn.request(method, target, body=body, headers=headers)
-        answer = conn.getresponse()
-        data = answer.read(8 << 20)
+        with conn.getresponse() as answer:
+            data = answer.read(8 << 20)
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data
     except ssl.SSLError as exc:
         hint = "is it http:// rather than https://?" if "WRONG_VERSION" in str(exc) else "check the certificate"

@@ -112,8 +112,8 @@ class Prometheus:
         try:
             bound(connection, TIMEOUT_S)
             connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            status, raw = response.status, response.read(MAX_BYTES + 1)
+            with connection.getresponse() as response:
+                status, raw = response.status, response.read(MAX_BYTES + 1)
         except TimeoutError:
             raise Unreachable(f"{self.url}: no whole answer in {TIMEOUT_S:g} s", "a shorter --last, or later") from None
         except (OSError, http.client.HTTPException) as exc:
