@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from whywait.core import bounded
 from whywait.core.parquet import MOST_ROWS
 from whywait.core.run import Run
 from whywait.core.table import Table
+from whywait.core.workload import Workload
 from whywait.errors import UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/zero and RLIMIT_AS")
@@ -62,6 +64,11 @@ READERS = {
     "spool": "show SPOOL:log.jsonl",
     "readings of a spool": "show SPOOL:readings.jsonl",
 }  # fmt: skip
+#: Any text may be scored or be a key, and a manifest may hold facts of a later version.
+MAY_BE = {
+    *((reader, file) for reader in ("texts", "key") for file in CONTENT if file != "binary"),
+    ("run: manifest.json", "infinite.json"),
+}
 CODE = """
 import contextlib, io, json, resource, sys, traceback
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]) << 20,) * 2)
@@ -113,7 +120,12 @@ def _argv(command: str, file: Path, out: Path) -> list[str]:
 
 def test_every_reader_bears_every_file(files: dict[str, Path], tmp_path: Path) -> None:
     """In one process that may take no more memory than MOST_MB: what would take more fails there, and is seen."""
-    asked = [(r, f, _argv(command, file, tmp_path)) for r, command in READERS.items() for f, file in files.items()]
+    asked = [
+        (r, f, _argv(command, file, tmp_path))
+        for r, command in READERS.items()
+        for f, file in files.items()
+        if (r, f) not in MAY_BE
+    ]
     text = "".join(json.dumps(argv) + "\n" for _, _, argv in asked)
     done = subprocess.run([sys.executable, "-c", CODE, "-", str(MOST_MB)], input=text, capture_output=True, text=True,
                           check=False)  # fmt: skip
@@ -123,7 +135,9 @@ def test_every_reader_bears_every_file(files: dict[str, Path], tmp_path: Path) -
     for (reader, file, _), (_, code, said) in zip(asked, answers, strict=True):
         lines = [line for line in said.splitlines() if line.startswith("whywait:")]
         # history passes over what is no run, and says so in its table; readings that are none are left out of a spool
-        fine = code == 0 if reader in ("run: summary.json", "readings of a spool") else code == 2 and len(lines) == 1
+        # a spool is read up to where it is torn; a text may be anything, and a key all but lines
+        lenient = reader in ("run: summary.json", "readings of a spool", "spool")
+        fine = code == 0 if lenient else code == 2 and len(lines) == 1
         if not fine or "Traceback" in said:
             wrong.append((reader, file, code, said[-300:]))
     assert not wrong, "\n".join(map(str, wrong))
@@ -165,13 +179,15 @@ def test_gzip_that_unfolds_beyond_measure_is_refused(tmp_path: Path, monkeypatch
         list(results_file.lines(tmp_path / "r.jsonl.gz"))
 
 
-def test_a_fifo_and_a_pipe_are_files_too(tmp_path: Path) -> None:
-    """Process substitution: no size, no seeking."""
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m whywait workload show <(echo 'prompt_tokens = 64')"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_a_pipe_is_a_file_too() -> None:
+    """As of a shell's <(…): no size, no seeking."""
+    ours, theirs = os.pipe()
+    os.write(theirs, b"prompt_tokens = 64")
+    os.close(theirs)
+    try:
+        assert Workload.from_toml(Path(f"/dev/fd/{ours}")).classes[0].prompt_tokens.a == 64
+    finally:
+        os.close(ours)
 
 
 def test_what_is_bounded_is_what_is_read(tmp_path: Path) -> None:

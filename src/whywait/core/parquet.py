@@ -22,7 +22,7 @@ from whywait.core.cstream import Batches
 
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
-MOST_ROWS = 200  # for each byte of a file: a bomb; the times alone take more
+MOST_ROWS = 40  # for each byte of a file: a bomb; the times alone take more
 
 
 def write(path: Path, spec: Sequence[Column], cols: Mapping[str, Array], n: int) -> None:

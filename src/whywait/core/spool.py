@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import orjson
@@ -22,7 +22,7 @@ from whywait.core.table import Array, Stored, Table
 
 CLOCK_BITS, KIND_BITS = 1, 3
 ROW = 32  # bytes of a chunk in chunks.bin: four little-endian int64
-MOST_LINE = 1 << 30  # a plan is one line
+MOST_LINE = 64 << 20  # a long plan is several
 PIECE = 1 << 18  # chunks read at once
 BUCKET = 1 << 18  # chunks of a range of requests that are sorted together
 _ROLE = KINDS.index("role")
@@ -64,13 +64,24 @@ def lines(path: Path) -> Iterator[Any]:
     if not path.exists():
         return
     with path.open("rb") as f:
-        while line := f.readline(MOST_LINE):
+        while line := _line(f):
             if not line.endswith(b"\n"):
                 return
             try:
                 yield bounded.loads(line, 4 << 30)
             except ValueError:
                 return
+
+
+def _line(file: IO[bytes]) -> bytes:
+    """The next line, or as much of it as there may be of one: text has no zeros, and what a disk never wrote is zeros."""
+    parts, size = [], 0
+    while size < MOST_LINE and (part := file.readline(1 << 20)):
+        parts.append(part)
+        size += len(part)
+        if part.endswith(b"\n") or b"\0" in part:
+            break
+    return b"".join(parts)
 
 
 def readings_table(paths: Iterable[Path]) -> Table:
@@ -80,7 +91,7 @@ def readings_table(paths: Iterable[Path]) -> Table:
     words: dict[str | None, str | None] = {}  # each text once, not once per reading
     for path in paths:
         with path.open("rb") as f:
-            while line := f.readline(MOST_LINE):
+            while (line := _line(f)).endswith(b"\n"):
                 try:
                     a, b, source, name, labels, v = orjson.loads(line)
                     times = array("q", (a, b))
