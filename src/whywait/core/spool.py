@@ -74,7 +74,7 @@ def lines(path: Path) -> Iterator[Any]:
 
 
 def _line(file: IO[bytes]) -> bytes:
-    """The next line, or as much of it as there may be of one: text has no zeros, and what a disk never wrote is zeros."""
+    """The next line, or as much as there may be of one. Text has no zeros: what a disk never wrote is zeros."""
     parts, size = [], 0
     while size < MOST_LINE and (part := file.readline(1 << 20)):
         parts.append(part)
