@@ -36,7 +36,7 @@ from whywait.errors import InternalError, WhywaitError
 from whywait.load.crew import Report, Solo, Stop, Writer
 from whywait.load.driver import Point, Progress, planned
 from whywait.load.preflight import Target
-from whywait.load.progress import together
+from whywait.load.progress import clients_together, together
 from whywait.net.clock import Clock, bracket
 from whywait.units import NS_PER_MS
 
@@ -318,7 +318,7 @@ class Shards:
 
     def report(self) -> Report:
         known = [s.report for s in self._shards if s.report is not None]
-        out = Report(_joined([r.client for r in known]), [c for r in known for c in r.clock])
+        out = Report(clients_together([r.client for r in known]), [c for r in known for c in r.clock])
         out.failed, out.succeeded = sum(r.failed for r in known), sum(r.succeeded for r in known)
         out.still = [(at, long) for r in known for at, long in r.still]
         out.disk = next((r.disk for r in known if r.disk), "")
@@ -381,24 +381,6 @@ class Shards:
                 continue
             for what, value in words:
                 shard.understand(what, value)
-
-
-def _joined(clients: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the shards' clients know of their own error, together: counts add up; of lags, and of the share of a core,
-    the worst shard's count, since a mean would hide the one that was late."""
-    if not clients:
-        return {}
-    out: dict[str, Any] = {}
-    for name, first in clients[0].items():
-        values = [c[name] for c in clients if name in c]
-        if isinstance(first, dict):
-            keys = {k: None for v in values for k in v}
-            out[name] = {k: max((v[k] for v in values if v.get(k) is not None), default=None) for k in keys}
-        elif isinstance(first, (int, float)) and not isinstance(first, bool):
-            out[name] = sum(values)
-        else:
-            out[name] = first
-    return {**out, "processes": len(clients), "shards": clients}
 
 
 if __name__ == "__main__":
