@@ -21,6 +21,7 @@ from whywait.analyze.disturbed import disturbances
 from whywait.analyze.energy_model import the_machine
 from whywait.analyze.remote import with_agents
 from whywait.analyze.summary import summarize
+from whywait.core import bounded
 from whywait.core.run import Run, manifest_of
 from whywait.core.secrets import clean
 from whywait.errors import UsageError
@@ -163,9 +164,7 @@ def save_baseline(path: Path, runs: Sequence[Any], o: Options | None = None) -> 
 
 def _of_file(path: Path, name: str) -> Digest:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path} is too large to be a summary or a baseline", "give the folder of the run")
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = bounded.read_json(path, MOST_BYTES, "give the folder of the run")
     except OSError as exc:
         hint = "a run's folder, its summary.json, or a baseline of --save-baseline"
         raise UsageError(f"cannot read {path}: {exc.strerror}", hint) from None
@@ -176,9 +175,9 @@ def _of_file(path: Path, name: str) -> Digest:
     try:
         beside = path.parent / "manifest.json"
         known = path.name == "summary.json" and beside.exists()
-        manifest = manifest_of(json.loads(beside.read_text(encoding="utf-8")), str(beside)) if known else None
+        manifest = manifest_of(bounded.read_json(beside), str(beside)) if known else None
         return digest.of_summary(raw, name, manifest)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         what = f"{type(exc).__name__}: {exc}"
         raise UsageError(f"{path} is neither a summary.json nor a baseline ({what[:200]})",
                          "a run's folder, its summary.json, or a baseline of --save-baseline") from None  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from whywait import planning
 from whywait.analyze.bill import Ask, offered
 from whywait.analyze.bill import bill as of_run
+from whywait.core import bounded
 from whywait.core.run import Run
 from whywait.core.secrets import clean
 from whywait.errors import UsageError
@@ -122,7 +123,7 @@ def planned(path: str | Path) -> Planned:
     at = Path(path)
     at = at / PLAN if at.is_dir() else at
     try:
-        raw = json.loads(at.read_text(encoding="utf-8"))
+        raw = bounded.read_json(at, 512 * bounded.MIB)
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else f"it is damaged ({exc})"
         raise UsageError(f"{at} holds no plan: {why}", "the folder or plan.json of whywait plan") from None

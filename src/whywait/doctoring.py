@@ -156,7 +156,7 @@ def _metrics(target: Target, o: Options) -> list[Ability]:
         )
     elif table is not None and target.metrics_urls:
         for url in target.metrics_urls:
-            page = fetcher(url, target.endpoint.headers(), 5.0, target.endpoint.reach, target.endpoint.host)
+            page = fetcher(url, target.endpoint.headers(), 5.0, target.endpoint.reach, target.endpoint.home)
             body = page.get()
             page.close()
             there |= abilities_engine.names_on((body or b"").decode("utf-8", "replace"), table)

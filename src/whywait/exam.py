@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from whywait import __version__, app
+from whywait.core import bounded
 from whywait.core.run import Run, write_json
 from whywait.errors import UsageError, WhywaitError
 from whywait.lab import faults, places
@@ -112,7 +113,7 @@ def keep(chosen: Sequence[Case], folder: Path, out: Path) -> int:
         run = Run.load(folder / case.name)
         thin = thinned(run)
         same = _claims(thin) == _claims(run)
-        note = json.loads((folder / case.name / NOTE).read_text(encoding="utf-8"))
+        note = bounded.read_json(folder / case.name / NOTE)
         note["readings"] = f"one in {THIN} kept" if same else "all kept"
         save(thin if same else run, out / case.name, note)
     return len(there)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import http.client
 import io
 import json
 import os
@@ -21,7 +22,7 @@ import orjson
 from whywait.core.columns import TABLES
 from whywait.core.run import Run, write_json
 from whywait.errors import ServiceError, Unreachable, UsageError
-from whywait.net.reach import Reach, is_loopback, open_page, parse_header
+from whywait.net.reach import Reach, bound, is_loopback, open_page, parse_header
 from whywait.probe.spans import joined as with_spans
 from whywait.report import export_llmd, export_spans, export_tables, export_vllm
 from whywait.report.export import Chosen, choose, parted
@@ -299,12 +300,14 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
     for attempt in range(TRIES):
         conn, target, extra = open_page(url, Reach(), TIMEOUT_S)
         try:
+            bound(conn, TIMEOUT_S)
             conn.request("POST", target, body=body, headers={**extra, **sent})
-            answer = conn.getresponse()
-            status, data, again = answer.status, answer.read(1 << 20), answer.getheader("Retry-After")
-        except OSError as exc:
+            with conn.getresponse() as answer:
+                status, data, again = answer.status, answer.read(1 << 20), answer.getheader("Retry-After")
+        except (OSError, http.client.HTTPException) as exc:
             where = urlsplit(url).netloc
-            raise Unreachable(f"no collector at {where}: {exc.strerror or exc}", "is one listening there?") from None
+            why = getattr(exc, "strerror", None) or exc or type(exc).__name__
+            raise Unreachable(f"no collector at {where}: {why}", "is one listening there?") from None
         finally:
             conn.close()
         if status < 300:

@@ -6,7 +6,6 @@ that are cut off, damaged or of a newer version are listed with why.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from whywait import __version__, app
 from whywait.analyze import digest
 from whywait.analyze.against import figure_of
 from whywait.analyze.digest import day_of
+from whywait.core import bounded
 from whywait.core.run import Manifest, manifest_of
 from whywait.errors import UsageError, WhywaitError
 from whywait.judge.change_gates import ALIASES
@@ -164,9 +164,10 @@ def _name(path: Path, top: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.name} is too large")
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = bounded.read_json(path, MOST_BYTES)
+    except UsageError as exc:
+        raise ValueError(exc.message) from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} is not an object")
     return found

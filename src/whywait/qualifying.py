@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from whywait import __version__, tasking
 from whywait.analyze import agreement
-from whywait.core import secrets
+from whywait.core import bounded, secrets
 from whywait.core.run import write_json
 from whywait.core.tasks import Answered, Case
 from whywait.errors import ServiceError, UsageError, WhywaitError
@@ -199,7 +198,7 @@ def load(directory: str | Path) -> Comparison:
     """
     path = Path(directory) / NOTE
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = bounded.read_json(path, 512 * bounded.MIB)
         c = Comparison(kept["plan"], Path(directory), kept["arms"], kept["texts"], kept["cases"],
                        kept["agreement"]["why"], str(kept["partial_reason"]))  # fmt: skip
         c.result()  # whatever is damaged below those is found here

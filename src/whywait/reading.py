@@ -37,7 +37,7 @@ def read_elsewhere(target: Target, urls: tuple[str, ...], prometheus: Prometheus
         return _known(target, prometheus.table(now - LOOK_BACK_S, now), ())
     if not urls:
         return target
-    return _known(target, engine_of(urls, target.endpoint.reach, target.endpoint.host), urls)
+    return _known(target, engine_of(urls, target.endpoint.reach, target.endpoint.home), urls)
 
 
 def engine_of(urls: tuple[str, ...], reach: Reach, home: str = "") -> EngineTable:

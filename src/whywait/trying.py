@@ -21,6 +21,7 @@ import numpy as np
 from whywait import __version__, app
 from whywait.analyze.compare import figures
 from whywait.analyze.disturbed import disturbances
+from whywait.core import bounded
 from whywait.core.run import write_json
 from whywait.core.secrets import cleaned
 from whywait.errors import ServiceError, UsageError, WhywaitError
@@ -185,7 +186,7 @@ def load(directory: str | Path) -> Trial:
     """
     path = Path(directory) / NOTE
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = bounded.read_json(path)
         check_trial(kept)
         t = Trial(kept["plan"], Path(directory), kept["rounds"], kept["order"], kept["partial_reason"],
                   noise_of=kept["aa"], quality=kept.get("quality"), salt=kept["salt"])  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whywait import __version__, app, trying
+from whywait.core import bounded
 from whywait.core.run import write_json
 from whywait.core.secrets import cleaned
 from whywait.errors import UsageError, WhywaitError
@@ -158,7 +159,7 @@ def _kept(directory: Path) -> tuple[str, tuple[str, ...]]:
     path = directory / NOTE
     hint = "give the folder of whywait ab or try --vary"
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = bounded.read_json(path)
         name, values = kept["name"], kept["values"]
         if not isinstance(name, str) or not isinstance(values, list) or not all(isinstance(v, str) for v in values):
             raise ValueError("name and values are no texts")

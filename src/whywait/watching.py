@@ -125,7 +125,7 @@ def _config(t: Target, engine: Engine | None) -> Config:
         zero_unix_ns=0,
         spool="",
         metrics_urls=t.metrics_urls,
-        home=t.endpoint.host,
+        home=t.endpoint.home,
         slots_url=t.slots_url,
         engine=t.engine.name if t.engine else None,
         kv_unified=_unified(engine),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
-
-import orjson
+from typing import Any
 
 from whywait.convert import formats, servegen
 from whywait.convert.openai_log import INPUT, OUTPUT, OpenAiLog
 from whywait.convert.recording import HEAD, Recording
 from whywait.convert.traces import Lines, Record, Trace, build
+from whywait.core import bounded
 from whywait.errors import UsageError
 from whywait.net.record import FILE
 
@@ -57,30 +56,30 @@ def read(paths: Sequence[Path], form: str = "auto") -> Trace:
 
 
 def _file(path: Path, kind: str, log: OpenAiLog) -> tuple[list[Record], list[str]]:
-    with _open(path) as lines:
-        recording = Recording()
-        first = 1
-        if kind in CSV:
-            first = 2
-            header = next(lines, "")
-            row_of = CSV[kind]
-            reader = Lines(path, formats.csv_reader(header, row_of))
-        elif kind == "recording":
-            reader = Lines(path, recording.parse)
-        else:
-            reader = Lines(path, log.parse if kind == "openai" else JSONL[kind])
-        records = list(reader.records(lines, first))
+    lines, recording = _open(path), Recording()
+    first = 1
+    if kind in CSV:
+        first = 2
+        header = next(lines, "")
+        row_of = CSV[kind]
+        reader = Lines(path, formats.csv_reader(header, row_of))
+    elif kind == "recording":
+        reader = Lines(path, recording.parse)
+    else:
+        reader = Lines(path, log.parse if kind == "openai" else JSONL[kind])
+    records = list(reader.records(lines, first))
     notes = reader.notes()
     if recording.cut:
         notes.append(f"{path.name}: {recording.cut} left out: requests that had not ended when the recording did")
     return records, notes
 
 
-def _open(path: Path) -> TextIO:
+def _open(path: Path) -> Iterator[str]:
     try:
-        return path.open(encoding="utf-8-sig", errors="replace")
+        path.open("rb").close()
     except OSError as exc:
         raise UsageError(f"cannot read {path}: {exc.strerror}", "give a log or a trace, see docs/recording.md") from exc
+    return (raw.decode("utf-8-sig", "replace") for raw in bounded.lines(path))
 
 
 def sniff(path: Path) -> str:
@@ -118,9 +117,8 @@ def _json_kind(path: Path, text: str) -> str | None:
         return "servegen"
     row: Any = None
     try:
-        with path.open("rb") as f:
-            row = orjson.loads(next((line for line in f if line.strip()), b""))
-    except (orjson.JSONDecodeError, OSError):
+        row = bounded.loads(next((line for line in bounded.lines(path) if line.strip()), b""))
+    except (ValueError, OSError):
         # The first line may be the one torn; its words still tell.
         row = dict.fromkeys(re.findall(r'"(\w+)"\s*:', text[:4096]))
     if not isinstance(row, dict) or not row:
@@ -140,9 +138,8 @@ def _own_block(path: Path, kind: str) -> int | None:
     """The block size a replay file of ours says."""
     if kind != "schedule":
         return None
-    with path.open("rb") as f:
-        try:
-            size = orjson.loads(f.readline()).get("block_tokens")
-        except (orjson.JSONDecodeError, AttributeError):
-            return None
+    try:
+        size = bounded.loads(next(bounded.lines(path), b"")).get("block_tokens")
+    except (ValueError, AttributeError):
+        return None
     return size if isinstance(size, int) and size > 0 else None

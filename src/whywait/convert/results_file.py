@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib
+import io
 import json
 import math
 import zlib
@@ -15,11 +16,15 @@ from typing import IO, Any, NoReturn, cast
 
 import orjson
 
+from whywait.core import bounded
 from whywait.errors import UsageError
 
 MIB = 1 << 20
 #: A JSON document is parsed in one piece, at ten times its size in memory; files of lines are read line by line.
 DOCUMENT_BYTES = 256 * MIB
+UNFOLDS = 200
+MOST_PARSED = 4096 * MIB
+MOST_NODES = 1 << 26
 HEAD_BYTES = 1 << 16
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
@@ -39,10 +44,32 @@ def opened(path: Path) -> IO[bytes]:
     """
     try:
         with path.open("rb") as raw:
-            zipped = raw.read(2) == GZIP
-        return cast(IO[bytes], gzip.open(path) if zipped else path.open("rb"))
+            zipped, size = raw.read(2) == GZIP, path.stat().st_size
+        return cast(IO[bytes], io.BufferedReader(_Unfolding(path, size)) if zipped else path.open("rb"))
     except OSError as exc:
         raise UsageError(f"cannot read {path}: {exc.strerror}", "give a result file of a benchmark tool") from None
+
+
+class _Unfolding(io.RawIOBase):
+    """gzip that is no bomb: text shrinks to a tenth, and the dullest of results hardly to a hundredth."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file = gzip.open(path)  # noqa: SIM115 - closed by close
+        self._room = max(DOCUMENT_BYTES, UNFOLDS * size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n = self._file.readinto(buffer)
+        self._room -= n
+        if self._room < 0:
+            raise OSError(f"it unfolds to more than {UNFOLDS} times its size")
+        return n
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def head(path: Path) -> bytes:
@@ -111,7 +138,9 @@ def value(raw: bytes) -> Any:
         Bad: it is no JSON, or nested too deep.
     """
     try:
-        return orjson.loads(raw)
+        return bounded.loads(raw, MOST_PARSED)
+    except bounded.TooHeavy as exc:
+        raise Bad(str(exc)) from None
     except orjson.JSONDecodeError as exc:
         said = str(exc)
     try:
@@ -148,10 +177,28 @@ def yaml(path: Path) -> Any:
         too_long(path, f"it holds more than {DOCUMENT_BYTES // 8 // MIB} MiB of YAML")
     try:
         loader = getattr(pyyaml, "CSafeLoader", pyyaml.SafeLoader)  # both are safe: plain values, no objects
-        return pyyaml.load(raw, Loader=loader)
+        found = pyyaml.load(raw, Loader=loader)
+        if _nodes(found) > MOST_NODES:
+            raise ValueError("its aliases unfold beyond all measure")
+        return found
     except (pyyaml.YAMLError, ValueError, RecursionError) as exc:
         said = " ".join(str(exc).split())[:150]
         raise UsageError(f"{path}: no YAML: {said}", "was it copied whole? JSON is read too") from None
+
+
+def _nodes(found: Any) -> int:
+    """Values that are met by whoever goes through ``found``: what is there once, and named often, counts as often."""
+    known: dict[int, int] = {}
+
+    def count(value: Any) -> int:
+        if not isinstance(value, (dict, list)):
+            return 1
+        if id(value) not in known:
+            known[id(value)] = MOST_NODES + 1  # one that holds itself has no end
+            known[id(value)] = 1 + sum(map(count, value.values() if isinstance(value, dict) else value))
+        return known[id(value)]
+
+    return count(found)
 
 
 def _read(file: IO[bytes], size: int, path: Path) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whywait.convert.traces import Record
+from whywait.core import bounded
 from whywait.errors import UsageError
 
 SEED = 1
 WINDOW_S = 600.0
+MOST = 5_000_000  # requests of one client
+MOST_PMF = 1 << 20  # characters of one table of lengths, parsed at a hundred times its size
 _NAME = re.compile(r"(.*?)-?(trace\.csv|dataset\.json)")
 Pmf = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -46,11 +48,13 @@ def client(path: Path, number: int) -> list[Record]:
     trace, dataset = pair(path)
     lengths = _lengths(dataset)
     rng = np.random.default_rng([SEED, number])
-    out = []
+    out: list[Record] = []
     for start, rate, form, shape in _windows(trace):
-        n = round(rate * WINDOW_S)
+        n = round(min(rate * WINDOW_S, MOST + 1))
         if not n:
             continue
+        if len(out) + n > MOST:
+            raise UsageError(f"{trace}: more than {MOST:,} requests would be drawn", "give a part of its windows")
         gaps = rng.weibull(shape, n + 1) if form == "weibull" else rng.gamma(shape, size=n + 1)
         at = start + np.cumsum(gaps)[:n] / gaps.sum() * WINDOW_S
         # The lengths of the latest window that has any; before the first, those of the first.
@@ -82,9 +86,9 @@ def _windows(path: Path) -> list[tuple[float, float, str, float]]:
 
 def _lengths(path: Path) -> dict[float, tuple[Pmf, Pmf]]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = bounded.read_json(path)
         windows = {float(k): (_pmf(v["input_tokens"]), _pmf(v["output_tokens"])) for k, v in raw.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError, MemoryError) as exc:
         wanted = "windows with input_tokens and output_tokens, each {length: share}"
         raise UsageError(f"{path}: expected {wanted} ({type(exc).__name__})") from None
     return {k: (i, o) for k, (i, o) in windows.items() if len(i[0]) and len(o[0])}
@@ -92,6 +96,8 @@ def _lengths(path: Path) -> dict[float, tuple[Pmf, Pmf]]:
 
 def _pmf(text: Any) -> Pmf:
     """``"{60: 0.2, 61: 0.8}"`` (Python's own writing) as values and shares."""
+    if isinstance(text, str) and len(text) > MOST_PMF:
+        raise ValueError("a table of lengths that long is none")
     table = ast.literal_eval(text) if isinstance(text, str) else text
     if not isinstance(table, dict):
         raise TypeError("no table")

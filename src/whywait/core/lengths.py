@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.core import bounded
 from whywait.errors import UsageError
 
 NO_CAP = 1 << 20
@@ -86,7 +87,7 @@ class Lengths:
     @classmethod
     def _of_file(cls, path: Path, cap: int) -> Lengths:
         try:
-            words = path.read_text(encoding="utf-8").replace(",", " ").split()
+            words = bounded.read_text(path).replace(",", " ").split()
             return cls.of_values(np.array([float(w) for w in words]), cap)
         except OSError as exc:
             raise UsageError(f"cannot read the lengths in {path}: {exc.strerror}") from None

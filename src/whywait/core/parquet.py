@@ -23,6 +23,7 @@ from whywait.core.packed import Packed, pack
 
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
+MOST_ROWS = 40  # for each byte of a file: a bomb; the times alone take more
 _DICTIONARY = ac.DataType.dictionary(ac.DataType.int32(), ac.DataType.string())
 PACK_FROM = 1 << 21  # rows; a table with fewer is held as plain arrays
 
@@ -127,10 +128,13 @@ def read(path: Path, spec: Sequence[Column], packs: bool = False) -> dict[str, A
         mine = [c for c in spec if c.name in have]
         parts = {c.name: [] for c in mine}
         packed = {c.name: packs and c.type in ("i64", "enum") for c in mine}
+        most = max(1 << 20, MOST_ROWS * path.stat().st_size)
         for batch in batches:
             if not batch.num_rows:
                 continue
             sizes.append(batch.num_rows)
+            if sum(sizes) > most:
+                raise ValueError(f"it unfolds to more than {MOST_ROWS} rows for each of its bytes")
             for c in mine:
                 values = _decode_one(c, batch.column(c.name))
                 parts[c.name].append(pack(values) if packed[c.name] else values)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from whywait import __version__
+from whywait.core import bounded
 from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
 from whywait.core.secrets import clean
 from whywait.core.table import Array, Table
@@ -201,7 +202,7 @@ def manifest_of(raw: dict[str, Any], where: str) -> Manifest:
 def _read_manifest(path: Path) -> Manifest:
     file = path / "manifest.json"
     try:
-        return manifest_of(json.loads(file.read_text(encoding="utf-8")), str(path))
+        return manifest_of(bounded.read_json(file, 512 * bounded.MIB), str(path))
     except (ValueError, TypeError, AttributeError) as exc:
         raise UsageError(f"{file} is damaged: {exc}", "restore it from a copy") from exc
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import orjson
 
+from whywait.core import bounded
 from whywait.core.columns import KINDS, OUTCOMES, REQUESTS, TABLES, Column
 from whywait.core.run import Manifest, Run, manifest_of, together
 from whywait.core.table import Array, Stored, Table
 
 CLOCK_BITS, KIND_BITS = 1, 3
 ROW = 32  # bytes of a chunk in chunks.bin: four little-endian int64
+MOST_LINE = 64 << 20  # a long plan is several
 PIECE = 1 << 18  # chunks read at once
 BUCKET = 1 << 18  # chunks of a range of requests that are sorted together
 _ROLE = KINDS.index("role")
@@ -62,13 +64,24 @@ def lines(path: Path) -> Iterator[Any]:
     if not path.exists():
         return
     with path.open("rb") as f:
-        for line in f:
+        while line := _line(f):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield orjson.loads(line)
+                yield bounded.loads(line, 4 << 30)
             except ValueError:
                 return
+
+
+def _line(file: IO[bytes]) -> bytes:
+    """The next line, or as much as there may be of one. Text has no zeros: what a disk never wrote is zeros."""
+    parts, size = [], 0
+    while size < MOST_LINE and (part := file.readline(1 << 20)):
+        parts.append(part)
+        size += len(part)
+        if part.endswith(b"\n") or b"\0" in part:
+            break
+    return b"".join(parts)
 
 
 def readings_table(paths: Iterable[Path]) -> Table:
@@ -78,14 +91,15 @@ def readings_table(paths: Iterable[Path]) -> Table:
     words: dict[str | None, str | None] = {}  # each text once, not once per reading
     for path in paths:
         with path.open("rb") as f:
-            for line in f:
+            while (line := _line(f)).endswith(b"\n"):
                 try:
                     a, b, source, name, labels, v = orjson.loads(line)
-                except (ValueError, TypeError):
+                    times = array("q", (a, b))
+                    value.append(float("nan") if v is None else v)
+                except (ValueError, TypeError, OverflowError):
                     continue
-                asked.append(a)
-                answered.append(b)
-                value.append(float("nan") if v is None else v)
+                asked.append(times[0])
+                answered.append(times[1])
                 for column, text in zip(texts, (source, name, labels), strict=True):
                     column.append(words.setdefault(text, text))
     numbers = {k: np.array(v) for k, v in (("asked_ns", asked), ("answered_ns", answered), ("value", value))}

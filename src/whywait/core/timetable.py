@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from whywait.core import bounded
 from whywait.core.columns import Column
 from whywait.core.schedule import Ints, Schedule
 from whywait.errors import UsageError
@@ -38,13 +40,18 @@ _SPEC = (
 )
 
 
+MOST = 5_000_000  # requests of one file: each takes a kilobyte while they are read
+
+
 def read_schedule(path: Path, first_id: int = 0, speed: float = 1.0, limit: int | None = None) -> Schedule:
     """The file's requests by time, from 0; gaps and pauses are divided by ``speed``. A session's turns follow another.
 
     Raises:
         UsageError: not readable, or a row is not a request; the message names the row.
     """
-    rows = [_row(raw, i, path) for i, raw in enumerate(_raw(path), 1)]
+    rows = [_row(raw, i, path) for i, raw in enumerate(islice(_raw(path), MOST + 1), 1)]
+    if len(rows) > MOST:
+        raise UsageError(f"{path} holds more than {MOST:,} requests", "split it")
     if not rows:
         raise UsageError(f"{path} holds no requests")
     rows.sort(key=lambda r: r["at"])  # stable: equal times keep the order of the file
@@ -85,7 +92,8 @@ def _raw(path: Path) -> Iterable[Row]:
                 {k: v for k, v in r.items() if v is not None and not (isinstance(v, float) and math.isnan(v))}
                 for r in rows
             ]
-        lines = path.read_bytes().splitlines()
+        with path.open("rb"):  # what cannot be opened is told here
+            pass
     except OSError as exc:
         raise UsageError(
             f"cannot read the trace {path}: {exc.strerror}",
@@ -93,16 +101,16 @@ def _raw(path: Path) -> Iterable[Row]:
         ) from None
     except ValueError as exc:
         raise UsageError(f"{path} is not a readable Parquet file: {exc}") from None
-    return _lines(lines, path)
+    return _lines(path)
 
 
-def _lines(lines: list[bytes], path: Path) -> Iterator[Row]:
-    for i, line in enumerate(lines, 1):
+def _lines(path: Path) -> Iterator[Row]:
+    for i, line in enumerate(bounded.lines(path), 1):
         if not line.strip():
             continue
         try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as exc:
+            row = bounded.loads(line)
+        except ValueError as exc:
             raise UsageError(f"{path} line {i} is not JSON: {exc}", "a trace is JSON Lines or Parquet") from None
         if not isinstance(row, dict):
             raise UsageError(f"{path} line {i} is not a JSON object", "a row per request; see docs/workloads.md")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whywait.core import bounded
 from whywait.core.fitted import Fitted
 from whywait.core.lengths import Lengths
 from whywait.errors import UsageError
 from whywait.units import NS_PER_S, parse_duration
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
 
 SLO_KEYS = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "e2e_ms")
 CACHE_MODES = ("cold", "warm", "natural")
@@ -183,12 +178,12 @@ class Workload:
             UsageError: not readable, not TOML, an unknown key or a bad value; the message names it.
         """
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            raw = bounded.toml(bounded.read_text(path, 16 * bounded.MIB))
         except OSError as exc:
             raise UsageError(
                 f"cannot read workload {path}: {exc.strerror}", "a TOML file, see docs/workloads.md"
             ) from exc
-        except (ValueError, UnicodeDecodeError) as exc:
+        except ValueError as exc:
             raise UsageError(f"{path} is not valid TOML: {exc}") from exc
         return cls.from_dict(raw, str(path), path.parent)
 

@@ -8,19 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from whywait.core import bounded
 from whywait.core.columns import REQUESTS
 from whywait.engines.table import COUNTERS, GAUGES, HISTOGRAMS, LIMITS, LOG_FACTS, EngineTable, Metric
 from whywait.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TEXTS = ("name", "title", "metrics_path")
 LISTS = ("metric_prefixes", "server_headers", "owned_by", "late_counters")
@@ -42,10 +37,10 @@ def load(path: str | Path) -> EngineTable:
         UsageError: unreadable, or something in it is not of the format; the message says what is allowed there.
     """
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        raw = bounded.toml(bounded.read_text(Path(path), bounded.MIB))
     except OSError as exc:
         raise UsageError(f"--engine-file {path}: {exc.strerror}", "give a TOML file, see docs/engines.md") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except ValueError as exc:
         raise UsageError(f"--engine-file {path} is not TOML: {exc}", "see docs/engines.md") from None
     return _table(raw, str(path))
 

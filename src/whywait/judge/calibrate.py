@@ -16,7 +16,6 @@ is learnt from the residuals, within a prior; single residuals far out count les
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.core import bounded
 from whywait.core.run import write_json
 from whywait.errors import UsageError
 
@@ -229,7 +229,7 @@ class Calibration:
             UsageError: no such file, or it is no calibration of this version.
         """
         try:
-            raw = json.loads(Path(path).read_text(encoding="utf-8"))
+            raw = bounded.read_json(Path(path))
             return _from_dict(raw)
         except OSError as exc:
             raise UsageError(f"cannot read the calibration {path}: {exc.strerror}") from None

@@ -1,4 +1,4 @@
-"""The few questions a launcher asks an engine over HTTP. Standard library only; measuring goes through ``net``."""
+"""The few questions a launcher asks an engine over HTTP. Measuring goes through ``net``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from whywait.net.reach import bound
 
 _TIMEOUT_S = 3.0
 _LIMIT = 4_000_000
@@ -21,15 +23,16 @@ class Served:
 
 
 def get(url: str, path: str) -> tuple[int, bytes] | None:
-    """Status and body, or None when there is no HTTP answer."""
+    """Status and body, up to ``_LIMIT``, or None when there is no HTTP answer."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     make = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = make(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:
+        bound(connection, _TIMEOUT_S)
         connection.request("GET", parts.path.rstrip("/") + path, headers={"User-Agent": "whywait/lab"})
-        answer = connection.getresponse()
-        return answer.status, answer.read(_LIMIT)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read(_LIMIT)
     except (OSError, http.client.HTTPException, ssl.SSLError):
         return None
     finally:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from whywait.core import bounded
 from whywait.core.tasks import GRADERS, Case, Grader
 from whywait.errors import UsageError
 from whywait.load.case_rules import check_checks, check_schema
@@ -21,6 +22,7 @@ from whywait.load.case_sets import MADE, SETS, book, made
 
 EACH = 40  # cases per category
 CONTEXT = 2048  # tokens, where the service does not say how many it takes
+MOST_LINE = 4 << 20
 MOST = 100_000  # cases of a file
 ROLES: Final = ("system", "user", "assistant", "developer")
 FIELDS: Final = (
@@ -85,7 +87,7 @@ def read(path: Path) -> list[Case]:
         MissingExtra: see :func:`cases_of`.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = bounded.read_text(path, hint="split it")
     except (OSError, UnicodeDecodeError) as exc:
         why = (exc.strerror or str(exc)) if isinstance(exc, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read the cases {path}: {why}", "a JSONL file, one case a line") from None
@@ -104,9 +106,11 @@ def case_of(line: str, number: int, file: str) -> Case:
         UsageError, MissingExtra: as :func:`read`.
     """
     wrong = _Wrong(file, number)
+    if len(line) > MOST_LINE:
+        raise wrong("", f"it is longer than {MOST_LINE} characters", "no prompt is")
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise wrong("", f"it is not JSON: {exc}", "one JSON object a line") from None
     if not isinstance(row, dict):
         raise wrong("", "it is not a JSON object", 'such as {"prompt": …, "answer": …, "grader": "exact"}')

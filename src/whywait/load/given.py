@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from whywait.core import bounded
 from whywait.errors import UsageError
 
 BYTES_PER_TOKEN = 4  # of English; other scripts have more tokens in as many bytes, and what is too long is not scored
@@ -62,9 +63,7 @@ def _evenly(texts: list[Given], most: int) -> list[Given]:
 
 def _read(path: Path, context: int) -> list[Given]:
     try:
-        if path.stat().st_size > MOST_FILE:
-            raise UsageError(f"--text {path} is larger than {MOST_FILE >> 20} MiB", "give a part of it")
-        whole = path.read_text(encoding="utf-8")
+        whole = bounded.read_text(path, MOST_FILE, "give a part of it")
     except OSError as exc:
         raise UsageError(f"--text: cannot read {path}: {exc.strerror}") from None
     except UnicodeDecodeError:
@@ -82,7 +81,7 @@ def _lines(path: Path, whole: str, context: int) -> list[Given]:
         try:
             row = json.loads(line)
             text, kind = row["text"], row.get("kind", path.stem)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = kind = None
         if not isinstance(text, str) or not isinstance(kind, str):
             raise UsageError(f"--text {path}, line {i}: not a JSON object with a 'text'", '{"text": "…", "kind": "…"}')

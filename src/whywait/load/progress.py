@@ -142,3 +142,21 @@ def together(said: Iterable[Mapping[str, Any]]) -> SoFar:
     for one in said:
         out.add(SoFar(**one))
     return out
+
+
+def clients_together(clients: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the shards' clients know of their own error, together: counts add up; of lags, and of the share of a core,
+    the worst shard's count, since a mean would hide the one that was late."""
+    if not clients:
+        return {}
+    out: dict[str, Any] = {}
+    for name, first in clients[0].items():
+        values = [c[name] for c in clients if name in c]
+        if isinstance(first, dict):
+            keys = {k: None for v in values for k in v}
+            out[name] = {k: max((v[k] for v in values if v.get(k) is not None), default=None) for k in keys}
+        elif isinstance(first, (int, float)) and not isinstance(first, bool):
+            out[name] = sum(values)
+        else:
+            out[name] = first
+    return {**out, "processes": len(clients), "shards": clients}

@@ -36,12 +36,13 @@ from whywait.errors import InternalError, WhywaitError
 from whywait.load.crew import Report, Solo, Stop, Writer
 from whywait.load.driver import Point, Progress, planned
 from whywait.load.preflight import Target
-from whywait.load.progress import together
+from whywait.load.progress import clients_together, together
 from whywait.net.clock import Clock, bracket
 from whywait.units import NS_PER_MS
 
 END_S = 30.0  # a shard that was told to end writes down what it has; it does not wait for the service
 WATCH_S = 0.5
+SILENT_S = 30.0  # a shard tells how far it is twice a second
 EXACT_SPLIT = 16  # below so many places per shard, requests are dealt by place
 
 
@@ -198,6 +199,7 @@ class _Shard:
         self.ended = True  # it has nothing to do
         self.reason = ""
         self.start_ns = 0
+        self.silent_s = 0.0  # by our own clock while we listened: when all stood still it is nobody's silence
         here = str(Path(whywait.__file__).parents[1])
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
         command = [sys.executable, "-m", "whywait.load.shards"]
@@ -219,7 +221,11 @@ class _Shard:
         if not data:
             return None
         *lines, self._tail = (self._tail + data).split(b"\n")
-        return [(word[0], word[1]) for word in map(orjson.loads, lines)]
+        try:
+            return [(word[0], word[1]) for word in map(orjson.loads, lines)]
+        except (ValueError, TypeError, LookupError):
+            self.give_up("said what makes no sense")
+            return []
 
     def understand(self, what: str, value: Any) -> None:
         if what == "progress":
@@ -234,6 +240,11 @@ class _Shard:
             self.start_ns = value
         elif what == "failed":
             self.lost = value
+
+    def give_up(self, why: str) -> None:
+        """End it and go on without it: what it had recorded is in its spool."""
+        self.lost = self.lost or f"shard {self.job.shard} (process {self.process.pid}) {why}"
+        self.process.kill()
 
     def died(self) -> None:
         code = self.process.wait()
@@ -272,7 +283,7 @@ class Shards:
             if part is None:
                 continue
             shard.ended, shard.reason, shard.start_ns, shard.progress = False, "", 0, [0, 0, 0, 0, 0.0]
-            shard.so_far = {}
+            shard.so_far, shard.silent_s = {}, 0.0
             shard.points.append(({"point": point.number, "mode": point.mode, "target": part.target,
                                   "label": point.label}, part))  # fmt: skip
             busy.append(shard)
@@ -288,6 +299,9 @@ class Shards:
         progress, told, next_watch = Progress(point), "", time.monotonic() + WATCH_S
         while not all(s.ended for s in busy):
             self._hear(0.1)
+            for shard in busy:
+                if shard.silent_s > SILENT_S and not shard.ended and not shard.lost:
+                    shard.give_up(f"said nothing for {SILENT_S:g} s")
             sums = [sum(s.progress[i] for s in busy) for i in range(4)]
             progress.sent, progress.ended, progress.in_flight, progress.chunks = (int(x) for x in sums)
             progress.elapsed_s = max(s.progress[4] for s in busy)
@@ -304,7 +318,7 @@ class Shards:
 
     def report(self) -> Report:
         known = [s.report for s in self._shards if s.report is not None]
-        out = Report(_joined([r.client for r in known]), [c for r in known for c in r.clock])
+        out = Report(clients_together([r.client for r in known]), [c for r in known for c in r.clock])
         out.failed, out.succeeded = sum(r.failed for r in known), sum(r.succeeded for r in known)
         out.still = [(at, long) for r in known for at, long in r.still]
         out.disk = next((r.disk for r in known if r.disk), "")
@@ -352,8 +366,13 @@ class Shards:
             self._hear(0.5)
 
     def _hear(self, wait_s: float) -> None:
-        for key, _ in self._selector.select(wait_s):
-            shard: _Shard = key.data
+        began = time.monotonic()
+        ready = self._selector.select(wait_s)
+        for shard in self._shards:
+            shard.silent_s += min(time.monotonic() - began, wait_s)
+        for key, _ in ready:
+            shard = key.data
+            shard.silent_s = 0.0
             words = shard.hear()
             if words is None:
                 self._selector.unregister(shard.out)
@@ -362,24 +381,6 @@ class Shards:
                 continue
             for what, value in words:
                 shard.understand(what, value)
-
-
-def _joined(clients: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the shards' clients know of their own error, together: counts add up; of lags, and of the share of a core,
-    the worst shard's count, since a mean would hide the one that was late."""
-    if not clients:
-        return {}
-    out: dict[str, Any] = {}
-    for name, first in clients[0].items():
-        values = [c[name] for c in clients if name in c]
-        if isinstance(first, dict):
-            keys = {k: None for v in values for k in v}
-            out[name] = {k: max((v[k] for v in values if v.get(k) is not None), default=None) for k in keys}
-        elif isinstance(first, (int, float)) and not isinstance(first, bool):
-            out[name] = sum(values)
-        else:
-            out[name] = first
-    return {**out, "processes": len(clients), "shards": clients}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from whywait.net.dialect import ROLE
 from whywait.net.endpoint import Endpoint
 from whywait.net.outcome import facts_of
 from whywait.net.timers import Timers
-from whywait.net.wire import Response, WireError, request_bytes, traceparent
+from whywait.net.wire import LARGE, MAX_HELD, Response, WireError, request_bytes, traceparent
 from whywait.units import NS_PER_MS
 
 BATCH_FROM, BATCH_NS, BATCH_MAX_NS = 16, 24_000, 5_000_000
@@ -101,11 +101,8 @@ class Client:
         """Open up to ``n`` connections ahead, so that a closed loop does not start with a connection storm."""
         for _ in range(n - len(self._conns)):
             self._open(self.clock.now())
-        limit = self.clock.now() + 2_000 * NS_PER_MS
-        while (
-            any(c.state in ("connecting", "tunnel", "handshake") for c in self._conns.values())
-            and self.clock.now() < limit
-        ):
+        busy, limit = ("connecting", "tunnel", "handshake"), self.clock.now() + 2_000 * NS_PER_MS
+        while any(c.state in busy for c in self._conns.values()) and self.clock.now() < limit:
             self.poll(NS_PER_MS * 20)
 
     def send(self, call: Call) -> None:
@@ -260,6 +257,8 @@ class Client:
         response = flight.response
         try:
             response.feed(data)
+            if response.held > LARGE and sum(f.response.held for f in self.flights()) > MAX_HELD:
+                raise WireError(f"unfinished events and bodies of more than {MAX_HELD} bytes")
         except WireError as exc:
             self._fail(conn, "protocol", "service", str(exc))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-MAX_PIECE = 16 << 20  # what one received piece (at most 256 KB) may unfold to; a bomb unfolds to a thousand times
+MAX_PIECE = 16 << 20  # what one read (at most 256 KB) may unfold to; a bomb unfolds to a thousand times
 MAX_MEMBERS = 64
 
 
@@ -20,6 +20,7 @@ class Inflater:
         self._gzip = coding != "deflate"
         self._z: Any = zlib.decompressobj(31) if self._gzip else None
         self._held = b""
+        self.room = MAX_PIECE  # left for what this read unfolds to; whoever reads fills it up again
 
     def feed(self, data: bytes) -> bytes:
         """The plain bytes of ``data``.
@@ -35,13 +36,13 @@ class Inflater:
             zlib_header = data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self._z = zlib.decompressobj(15 if zlib_header else -15)
         out = []
-        room, members = MAX_PIECE, 0
+        members = 0
         try:
-            while data and room > 0 and members < MAX_MEMBERS:
+            while data and self.room > 0 and members < MAX_MEMBERS:
                 members += 1
-                piece = self._z.decompress(data, room)
+                piece = self._z.decompress(data, self.room)
                 out.append(piece)
-                room -= len(piece)
+                self.room -= len(piece)
                 if not self._z.eof:
                     break
                 data = self._z.unused_data
@@ -50,7 +51,7 @@ class Inflater:
                 self._z = zlib.decompressobj(31)
         except zlib.error as exc:
             raise CodingError(f"broken compression: {exc}") from None
-        if room <= 0 or members >= MAX_MEMBERS:
+        if self.room <= 0 or members >= MAX_MEMBERS:
             raise CodingError(f"a compressed piece unfolds to more than {MAX_PIECE} bytes or {MAX_MEMBERS} members")
         return b"".join(out)
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import orjson
 
+from whywait.core import bounded
 from whywait.core.columns import KINDS
 
 ROLE, REASONING, ANSWER, TOOL = (KINDS.index(k) for k in ("role", "reasoning", "answer", "tool"))
 PATHS = {"chat": "chat/completions", "completions": "completions", "responses": "responses"}
+LIGHT, MOST_PARSED = 1 << 20, 256 << 20  # bytes of an event that are parsed unseen; that one may take once parsed
+MOST_CHOICES = 1024
 MOST = 1 << 40  # no token count is larger; what is, is nonsense and would not fit the tables
 
 Tap = Callable[[dict[str, Any]], None]
@@ -59,10 +62,7 @@ class Answer:
         if data == b"[DONE]":
             self.saw_done = self.over = True
             return
-        try:
-            obj = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            obj = _leniently(data)
+        obj = _parsed(data)
         if type(obj) is not dict:
             # An event named error is one, whatever its data; a keep-alive without data is nothing.
             if name == b"error":
@@ -82,10 +82,7 @@ class Answer:
 
     def whole(self, body: bytes) -> None:
         """The answer to a request that did not ask for a stream; ``parsed`` tells whether it was one."""
-        try:
-            obj = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            obj = _leniently(body)
+        obj = _parsed(body)
         if type(obj) is not dict:
             return
         if obj.get("error"):
@@ -176,7 +173,8 @@ class ChatAnswer(Answer):
     def _going(self, index: int, reason: Any) -> None:
         if reason:
             self.finish_reason = str(reason)[:60]
-        self._open[index] = not reason
+        if index in self._open or len(self._open) < MOST_CHOICES:
+            self._open[index] = not reason
 
     def _tokens(self, kind: int, ids: Any, usage: Any, timings: Any) -> int | None:
         """Tokens in this event, by whichever running count the service sends; None when it sends none.
@@ -281,6 +279,16 @@ def chat_body(model: str, prompt: str, max_tokens: int, options: dict[str, Any])
     """Body for /v1/chat/completions."""
     messages = [{"role": "user", "content": prompt}]
     return orjson.dumps({"model": model, "messages": messages, "max_tokens": max_tokens, **options})
+
+
+def _parsed(data: bytes) -> Any:
+    """None: no JSON, or what would take all our memory once parsed."""
+    if len(data) > LIGHT and bounded.weight(data) > MOST_PARSED:
+        return None
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return _leniently(data)
 
 
 def _leniently(data: bytes) -> Any:

@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from whywait import __version__
+from whywait.core import bounded
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError
 from whywait.net.dialect import PATHS
-from whywait.net.reach import Proxy, Reach, hung_up_after, is_loopback, open_page, proxy_for, split_unix
+from whywait.net.reach import Proxy, Reach, bound, is_loopback, open_page, proxy_for, split_unix
 
 USER_AGENT = f"whywait/{__version__}"
 PORTS = {"http": 80, "https": 443}
@@ -71,6 +72,11 @@ class Endpoint:
     def root(self) -> str:
         """Path prefix of the server's own pages (/metrics, /slots): the base without its /v1."""
         return self.base.removesuffix("/v1")
+
+    @property
+    def home(self) -> str:
+        """Whose pages may be told the key: this host's, and of a service behind TLS only those behind TLS."""
+        return self.page("") if self.scheme == "https" else self.host
 
     @property
     def unix(self) -> bool:
@@ -193,7 +199,7 @@ def read_key(key_file: str | None) -> str | None:
     """
     if key_file:
         try:
-            key: str | None = Path(key_file).read_text().strip()
+            key: str | None = bounded.read_text(Path(key_file), 1 << 16, "a text file that holds the key").strip()
         except (OSError, UnicodeDecodeError) as exc:
             raise UsageError(
                 f"cannot read the key file {key_file}: {_why(exc)}", "a text file that holds the key"
@@ -236,9 +242,9 @@ def _call(
     if body is not None:
         headers["Content-Type"] = "application/json"
     try:
-        with hung_up_after(conn, timeout_s * 1.5):
-            conn.request(method, target, body=body, headers=headers)
-            answer = conn.getresponse()
+        bound(conn, timeout_s)
+        conn.request(method, target, body=body, headers=headers)
+        with conn.getresponse() as answer:
             data = answer.read(8 << 20)
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data
     except ssl.SSLError as exc:

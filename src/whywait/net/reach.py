@@ -7,19 +7,19 @@ proxy or a private CA is behind it for all of them. Secrets (header values, a pr
 from __future__ import annotations
 
 import base64
-import contextlib
+import functools
 import http.client
+import io
 import ipaddress
 import json
 import os
 import re
 import socket
 import ssl
-import threading
+import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from whywait.core.secrets import hide_header, hide_url
@@ -217,21 +217,42 @@ def clean_url(url: str) -> str:
     return f"{head.partition('://')[0]}://…@{rest}" if at else url
 
 
-@contextlib.contextmanager
-def hung_up_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
-    """Cut the connection off then: a timeout is for each read, and a byte now and then must not keep us for ever."""
-    late = threading.Timer(seconds, _hang_up, [connection])
-    late.daemon = True
-    late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
+def bound(connection: http.client.HTTPConnection, seconds: float) -> None:
+    """The next answer over ``connection``, its head included, must be there whole within ``seconds``, else
+    TimeoutError: a socket's own timeout is for each read, and a byte now and then must not keep us for ever."""
+    end = time.monotonic() + seconds
+    connection.response_class = functools.partial(_Response, end)  # type: ignore[assignment]
+    connection.timeout = seconds
+    sock: socket.socket | None = connection.sock
+    if sock is not None:
+        sock.settimeout(seconds)
 
 
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
+class _Response(http.client.HTTPResponse):
+    def __init__(self, end: float, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
+        super().__init__(sock, debuglevel, method)
+        self.fp = io.BufferedReader(_Until(end, sock, self.fp.detach()))
+
+
+class _Until(io.RawIOBase):
+    """What a socket's file reads, until a time (monotonic)."""
+
+    def __init__(self, end: float, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._end, self._sock, self._raw = end, sock, raw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class Opened(NamedTuple):

@@ -6,12 +6,17 @@ from typing import Any
 
 import httptools
 
-from whywait.net.coding import CodingError, inflater
+from whywait.net.coding import MAX_PIECE, CodingError, inflater
 from whywait.net.dialect import ANSWERS, Answer, Tap
 
 MAX_HEAD = 1 << 20
 MAX_EVENT = 16 << 20
 MAX_BODY = 64 << 20
+MAX_SAID = 1 << 20  # kept of a body that is no answer: the type of an error is in it, or is not worth more
+MAX_ANSWER = 1 << 30  # bytes of one answer on the wire, however it is made up
+MAX_EVENTS = 1 << 20  # with output in one answer: no model writes a million tokens, a service that means harm does
+MAX_HELD = 256 << 20  # of all unfinished bodies and events of a client together
+LARGE = 1 << 20
 OURS = "a fault of whywait's own"
 
 
@@ -31,6 +36,10 @@ class SseParser:
         self._event = b""
         self._first = True
         self._skip_lf = False
+
+    @property
+    def held(self) -> int:
+        return self._size
 
     def feed(self, piece: bytes) -> list[tuple[bytes, bytes]]:
         """Complete events in ``piece`` and what was pending, as (event type, data); the type is b'' when not named."""
@@ -110,8 +119,8 @@ class Response:
     """
 
     __slots__ = (
-        "_head", "_inflate", "_parser", "_sse", "answer", "body", "complete", "events", "headers", "headers_done",
-        "keep_alive", "lenient", "not_sse", "started", "status", "stream",
+        "_bare", "_body", "_count", "_inflate", "_parser", "_size", "_sse", "answer", "body", "complete", "events",
+        "headers", "headers_done", "keep_alive", "lenient", "not_sse", "started", "status", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: bool, tap: Tap | None = None, dialect: str = "chat", lenient: bool = False) -> None:
@@ -130,7 +139,13 @@ class Response:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sse = SseParser()
         self._inflate: Any = None
-        self._head = 0
+        self._bare = 0  # bytes since there was any of the body: a head, a trailer, framing
+        self._size = self._body = self._count = 0  # bytes; of the body; events
+
+    @property
+    def held(self) -> int:
+        """Bytes kept of what is not yet whole."""
+        return len(self.body) + self._sse.held
 
     # httptools callbacks
 
@@ -153,14 +168,17 @@ class Response:
         self._inflate = inflater(self.headers.get("content-encoding", ""))
 
     def on_body(self, data: bytes) -> None:
+        self._bare = 0
         if self.complete:
             return
         if self._inflate is not None:
             data = self._inflate.feed(data)
         if self.status != 200 or not self.stream or self.not_sse:
-            if len(self.body) + len(data) > MAX_BODY:
+            self._body += len(data)
+            if self._body > MAX_BODY:
                 raise WireError(f"the body is longer than {MAX_BODY} bytes")
-            self.body += data
+            whole = self.status == 200 and not self.stream
+            self.body += data if whole else data[: MAX_SAID - len(self.body)]
             return
         for name, event in self._sse.feed(data):
             self.answer.event(name, event)
@@ -182,10 +200,12 @@ class Response:
             WireError: not HTTP, or past a size limit.
         """
         self.started = True
-        if not self.headers_done:
-            self._head += len(data)
-            if self._head > MAX_HEAD and self._head > len(data):
-                raise WireError(f"the headers are longer than {MAX_HEAD} bytes")
+        if self._bare > MAX_HEAD:
+            raise WireError(f"the {'framing is' if self.headers_done else 'headers are'} longer than {MAX_HEAD} bytes")
+        self._bare += len(data)
+        self._size += len(data)
+        if self._inflate is not None:
+            self._inflate.room = MAX_PIECE
         was_complete = self.complete
         try:
             self._parser.feed_data(data)
@@ -204,6 +224,9 @@ class Response:
             self.keep_alive = False  # the answer is whole; what follows it is the connection's problem
         if was_complete:
             self.keep_alive = False
+        self._count += len(self.events)
+        if self._count > MAX_EVENTS or self._size > MAX_ANSWER:
+            raise WireError(f"an answer of more than {MAX_EVENTS} events or {MAX_ANSWER} bytes")
 
     def eof(self) -> bool:
         """The peer closed. True when that is a legal end of this response (a close-delimited body)."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from whywait.core import bounded
 from whywait.errors import UsageError
 from whywait.physics.arch import Arch
 from whywait.physics.models import PLAIN_MLP, read_gguf
@@ -22,8 +22,8 @@ def arch_of_file(path: Path) -> Arch:
     try:
         if path.suffix == ".gguf":
             return arch_of_gguf(path)
-        return arch_of_config(json.loads((path / "config.json").read_text("utf-8")), path.resolve().name)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, struct.error) as exc:
+        return arch_of_config(bounded.read_json(path / "config.json"), path.resolve().name)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, struct.error) as exc:
         raise UsageError(
             f"{path} is not understood as a model: {exc}", "a folder with config.json, or a GGUF file"
         ) from exc

@@ -9,13 +9,15 @@ head size × context on top (Chowdhery et al. 2022, arXiv 2204.02311, appendix B
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from whywait.core import bounded
+from whywait.errors import UsageError
 
 #: Bytes of a weight or a KV value by the names that configurations use.
 BYTES: Mapping[str, float] = {
@@ -93,9 +95,9 @@ def describe(model: str | os.PathLike[str]) -> Shape | None:
         folder = path if (path / "config.json").is_file() else _cached(str(model))
         if folder is None:
             return None
-        found = from_config(json.loads((folder / "config.json").read_text("utf-8")))
+        found = from_config(bounded.read_json(folder / "config.json"))
         return None if found is None else _weighed(found, folder)
-    except (OSError, ValueError, TypeError, OverflowError, struct.error):
+    except (OSError, UsageError, ValueError, TypeError, AttributeError, ArithmeticError, struct.error):
         return None
 
 
@@ -264,12 +266,18 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if inner in _SCALARS:
         file.seek(min(count, _MOST_META) * struct.calcsize(f"<{_SCALARS[inner]}"), os.SEEK_CUR)
         return None
-    if inner != _STRING or file.tell() > _MOST_META:
+    if inner != _STRING:
         raise ValueError("metadata of a kind not understood")
     for _ in range(count):
         (size,) = struct.unpack("<Q", file.read(8))
         file.seek(size, os.SEEK_CUR)
+        _within(file)
     return None
+
+
+def _within(file: BinaryIO) -> None:
+    if file.tell() > _MOST_META:
+        raise ValueError("more metadata than any model has")
 
 
 def _tensor(file: BinaryIO) -> tuple[str, int]:
@@ -289,4 +297,5 @@ def _text(file: BinaryIO) -> str:
     (size,) = struct.unpack("<Q", file.read(8))
     if size > _MOST_META:
         raise ValueError("a text longer than any metadata")
+    _within(file)
     return file.read(size).decode("utf-8", "replace")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+from whywait.core import bounded
 from whywait.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
@@ -20,7 +15,7 @@ def parse(text: str, name: str) -> dict[str, Any]:
         UsageError: not TOML.
     """
     try:
-        return dict(tomllib.loads(text))
+        return bounded.toml(text)
     except ValueError as exc:
         raise UsageError(f"{name} cannot be read as TOML: {exc}") from exc
 
@@ -32,6 +27,6 @@ def load(path: Path, page: str = "docs/simulate.md") -> dict[str, Any]:
         UsageError: no such file, not text, not TOML.
     """
     try:
-        return parse(path.read_text("utf-8"), str(path))
+        return parse(bounded.read_text(path, 16 * bounded.MIB), str(path))
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path} cannot be read: {exc}", f"a TOML file that exists; see {page}") from exc

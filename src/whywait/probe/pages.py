@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
-import socket
 import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -14,11 +13,11 @@ import orjson
 from whywait import __version__
 from whywait.engines import by_name, detect
 from whywait.engines.llama_cpp import slot_gauges
-from whywait.net.reach import Reach, open_page
+from whywait.net.reach import Reach, bound, open_page
 from whywait.probe import Row
 from whywait.probe.prometheus import PageReader
 
-MAX_BYTES = 32 << 20
+MAX_BYTES = 8 << 20
 
 
 class Fetcher:
@@ -39,7 +38,8 @@ class Fetcher:
                 return self._get(end)
             except (OSError, http.client.HTTPException, ValueError) as exc:  # the last of a URL that cannot be sent
                 self.close()
-                self.why = type(exc).__name__
+                plain = type(exc) is http.client.HTTPException
+                self.why = str(exc) if plain else type(exc).__name__
                 # A kept connection the server has closed in the meantime is no failure: try once on a new one.
                 if fresh or time.monotonic() >= end:
                     return None
@@ -55,26 +55,23 @@ class Fetcher:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._new()
-        self._set_timeout(connection, end)
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        bound(connection, left)
         connection.request("GET", self._path, headers=self._headers)
-        body = bytearray()
         with connection.getresponse() as response:
-            while True:
-                self._set_timeout(connection, end)
-                part = response.read1(1 << 16)
-                if not part:
-                    break
-                body += part
-                if len(body) > MAX_BYTES:
-                    raise http.client.HTTPException("page too large")
-            if response.length:  # read1 says nothing of a body cut short, and half a number is a wrong number
-                raise http.client.IncompleteRead(bytes(body), response.length)
+            body = response.read(MAX_BYTES + 1)
+            if len(body) > MAX_BYTES:
+                raise http.client.HTTPException("page too large")
+            if response.length:  # a body cut short: half a number is a wrong number
+                raise http.client.IncompleteRead(body, response.length)
         if response.will_close:
             self.close()
         if response.status != 200:
             self.why = f"HTTP {response.status}"
             return None
-        return bytes(body)
+        return body
 
     def _new(self) -> http.client.HTTPConnection:
         connection, self._path, given = open_page(self._url, self._reach, self._timeout)
@@ -82,20 +79,15 @@ class Fetcher:
         self._headers = {name: value for name, value in self._own.items() if name.lower() not in named} | given
         return connection
 
-    def _set_timeout(self, connection: http.client.HTTPConnection, end: float) -> None:
-        """The timeout is for the whole page, not for every read: a trickling server must not hold us up."""
-        left = end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        connection.timeout = left
-        sock: socket.socket | None = connection.sock
-        if sock is not None:
-            sock.settimeout(left)
-
 
 def fetcher(url: str, headers: Mapping[str, str], timeout_s: float, reach: Reach, home: str) -> Fetcher:
-    """For the page of a replica: the user's key and headers are for the service's host, not for every host named."""
-    if home and not url.startswith("unix:") and urlsplit(url).hostname != home:
+    """For the page of a replica: the user's key and headers are for the service's host, not for every host named.
+
+    ``home``: that host; as a https:// URL where they must not go there in the clear either. Empty: everywhere.
+    """
+    page, secure = urlsplit(url), home.startswith("https://")
+    host = urlsplit(home).hostname if secure else home
+    if home and not url.startswith("unix:") and (page.hostname != host or (secure and page.scheme != "https")):
         return Fetcher(url, {}, timeout_s, dataclasses.replace(reach, headers=()))
     return Fetcher(url, headers, timeout_s, reach)
 

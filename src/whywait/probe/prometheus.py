@@ -20,7 +20,7 @@ _LINE = re.compile(
 )
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPE = re.compile(r"\\(.)")
-MEMO_LIMIT = 50_000
+MEMO_LIMIT, MEMO_LINE = 50_000, 4096  # lines remembered, and their characters
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 
@@ -216,7 +216,8 @@ class Lines(Generic[T]):
                 # With a timestamp or an exemplar behind the value, the text before the last blank is not name and
                 # labels.
                 match = _LINE.fullmatch(line)
-                if match is not None and match.span(3) == (len(head) + 1, len(line)):
+                fits = len(head) <= MEMO_LINE and match is not None and match.span(3) == (len(head) + 1, len(line))
+                if fits:
                     memo[head] = new
                 if new:
                     yield new, sample.value

@@ -10,25 +10,23 @@ from __future__ import annotations
 import http.client
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
-import orjson
-
 from whywait import __version__
+from whywait.core import bounded
 from whywait.core.secrets import clean
 from whywait.engines import tables
 from whywait.engines.table import EngineTable
 from whywait.errors import NotAnEndpoint, Unauthorized, Unreachable, UsageError
-from whywait.net.reach import Reach, hung_up_after, open_page
+from whywait.net.reach import Reach, bound, open_page
 from whywait.probe import Row
 from whywait.probe.prometheus import SUFFIXES, finish, label_json, targets_of
 from whywait.units import NS_PER_S
 
-MAX_BYTES = 256 << 20
+MAX_BYTES = 64 << 20
 RAW_S = 2 * 3600  # up to this span samples are asked for as they were scraped
 GRID = 480  # steps of a longer one
 TIMEOUT_S = 60.0
@@ -111,14 +109,13 @@ class Prometheus:
         body = None
         if method == "POST":
             body, headers["Content-Type"] = form, "application/x-www-form-urlencoded"
-        end = time.monotonic() + TIMEOUT_S
         try:
-            with hung_up_after(connection, TIMEOUT_S):
-                connection.request(method, target, body, headers)
-                response = connection.getresponse()
+            bound(connection, TIMEOUT_S)
+            connection.request(method, target, body, headers)
+            with connection.getresponse() as response:
                 status, raw = response.status, response.read(MAX_BYTES + 1)
-            if time.monotonic() >= end:
-                raise TimeoutError(f"no whole answer in {TIMEOUT_S:g} s")
+        except TimeoutError:
+            raise Unreachable(f"{self.url}: no whole answer in {TIMEOUT_S:g} s", "a shorter --last, or later") from None
         except (OSError, http.client.HTTPException) as exc:
             raise Unreachable(f"{self.url}: {exc or type(exc).__name__}", "is that the Prometheus's URL?") from None
         finally:
@@ -215,11 +212,11 @@ def _time(unix_s: float) -> str:
 
 def _data(raw: bytes, status: int, url: str) -> Any:
     try:
-        answer = orjson.loads(raw)
+        answer = bounded.loads(raw)
         if answer["status"] == "success":
             return answer["data"]
         said = "".join(c if c.isprintable() else " " for c in str(answer.get("error", "no word"))[:300])
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise NotAnEndpoint(
             f"{url} answers {status}, and not as a Prometheus does", "give its base URL, without /api/v1"
         ) from None

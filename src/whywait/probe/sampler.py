@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -251,7 +252,9 @@ class SamplerProcess:
         process = self._process
         if process is None or process.stdout is None or not self._order({"spans": requests, "patience_s": patience_s}):
             return
-        process.stdout.readline()  # ends with the sampler, whatever happens to it
+        # Its answer, its end, or nothing where it was stopped itself.
+        if select.select([process.stdout], [], [], SPAN_WAIT_S + self.config.timeout_s)[0]:
+            process.stdout.readline()
 
     def _order(self, order: dict[str, Any]) -> bool:
         if self._process is None or self._process.stdin is None:
