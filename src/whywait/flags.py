@@ -238,7 +238,10 @@ def asked(p: argparse.ArgumentParser) -> None:
 
 
 def _load(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--processes", type=positive, default=1, metavar="N", help="drive the load from N processes")
+    p.add_argument("--processes", type=positive, metavar="N", help="drive the load from N processes (default 1)")
+    p.add_argument(
+        "--ray", metavar="ADDRESS", help="from the workers of this Ray cluster, one process each (docs/ray.md)"
+    )
     points(p)
     workload_flags(p)
 

@@ -111,6 +111,7 @@ class Run(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
     concurrency: int
     rate: float
     processes: int
+    ray: str
 
 
 class Sweep(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
@@ -120,6 +121,7 @@ class Sweep(Reached, Asked, Read, Load, Text, Points, Kept, total=False):
     concurrency: Numbers
     rate: Numbers
     processes: int
+    ray: str
 
 
 class Diagnose(Reached, Asked, Read, Load, Text, Kept, total=False):
@@ -166,6 +168,8 @@ class Simulate(Deployed, Load, Points, total=False):
     timeout: Time
     draws: int
     jobs: int
+    ray: str
+    cells: File
     out: File
 
 
@@ -181,6 +185,9 @@ class WhatIf(TypedDict, total=False):
     slo: Named
     bound: Named
     seeds: int
+    jobs: int
+    ray: str
+    cells: File
     catalog: File
 
 
@@ -208,6 +215,7 @@ class Ab(Trial, Points, total=False):
     concurrency: int
     rate: float
     processes: int
+    ray: str
 
 
 class Quality(Reached, Asked, total=False):
@@ -260,6 +268,8 @@ class Plan(Load, total=False):
     budget: str
     draws: int
     jobs: int
+    ray: str
+    cells: File
     again: File
     out: File
 
