@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,7 +239,7 @@ def test_ctrl_c_ends_all_and_keeps_what_there_is(nodes, stub, tmp_path):
     assert run.requests.text("outcome").count("censored") == 4
     assert violations(run) == []
     _gone(shards)
-    assert not list(Path("/tmp").glob("whywait-shard-*/spool-*/log.jsonl"))
+    assert not list(Path(tempfile.gettempdir()).glob("whywait-shard-*"))  # nor what those killed before it left
 
 
 def test_what_cannot_be_is_one_line(nodes, stub, tmp_path):

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from whywait.load.link import Job, Link
 from whywait.net.cluster import PINGS, Node, Offset, first_line, offset
@@ -34,6 +34,7 @@ HEAR_S = 0.4  # a relay answers after so long at the latest
 SILENT_S = 20.0  # a relay that has not answered after so long is lost
 AGAIN = 20  # looks at a clock between two points
 
+PREFIX, LOCK = "whywait-shard-", "in-use"
 FLOOR = "import json; from whywait.load.floor import measure_floor; print(json.dumps(measure_floor(16, seconds=1.0)))"
 
 
@@ -48,6 +49,7 @@ class Relay:
         self._words = b""
         self._ended = False
         self._directory = Path()
+        self._lock: IO[str]
         self._files: list[_Growing] = []
 
     def now(self) -> int:
@@ -79,7 +81,10 @@ class Relay:
 
     def start(self, shard: int) -> str:
         """Start a shard's process; the folder that its spool is to wait in."""
-        self._directory = Path(tempfile.mkdtemp(prefix="whywait-shard-"))
+        _swept()
+        self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = (self._directory / LOCK).open("w")
+        _locked(self._lock)
         spool = self._directory / f"spool-{shard}"
         self._files = [_Growing(spool / "chunks.bin"), _Growing(spool / "log.jsonl")]
         self._link = Link()
@@ -123,7 +128,27 @@ class Relay:
         """End the shard and leave nothing behind."""
         if self._link is not None:
             self._link.hang_up(kill)
+        self._lock.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _swept() -> None:
+    """What relays left behind that were killed: nobody holds its lock any more."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), lock.open("w") as file:
+            if _locked(file):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether the file is ours now, for as long as it is open."""
+    import fcntl  # not everywhere
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class _Growing:

@@ -98,7 +98,17 @@ def ray_of(address: str) -> Any:
                 raise UsageError(f"the cluster at {address} runs another Ray or Python: {why}",
                                  "the same versions here and there") from None  # fmt: skip
             raise UsageError(f"no Ray cluster at {address}: {said[0][:200]}", START_HINT) from None
+    _hushed()
     return ray
+
+
+def _hushed() -> None:
+    """What raylets publish of their fate, Ray prints on the standard output whatever it is told: there is our result.
+    A worker that is lost is told by whoever misses it."""
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _answers(address: str) -> None:

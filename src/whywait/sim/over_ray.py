@@ -21,7 +21,8 @@ MOST = 3  # times that a piece is tried on another worker, where one was killed
 
 def pieces(address: str, given: tuple[Any, ...], left: Sequence[int], most: int) -> Iterator[Got]:
     """``piece`` of all of ``left``, in parts as they are done. A worker that is killed costs its part only: it is done
-    on another one. ``most``: workers at once, 0 for all.
+    on another one. ``most``: workers at once, 0 for all. What is under way when this ends early is not called back (Ray
+    2.60 may abort the process that cancels what is just being completed): it ends by itself, and with our process.
 
     Raises:
         UsageError: no cluster, or a worker that reckons differently, or that dies again and again.
@@ -37,16 +38,12 @@ def pieces(address: str, given: tuple[Any, ...], left: Sequence[int], most: int)
     todo = [tuple(left[at : at + size]) for at in range(0, len(left), size)]
     waiting: list[Any] = []
     room = cpus if most else 2 * cpus  # so that none waits for us
-    try:
-        while todo or waiting:
-            while todo and len(waiting) < room:
-                waiting.append(do.remote(held, name, todo.pop(0), ours))
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=PATIENCE_S)
-            for future in done:
-                yield _got(ray, future)
-    finally:
-        for future in waiting:
-            ray.cancel(future, force=True)
+    while todo or waiting:
+        while todo and len(waiting) < room:
+            waiting.append(do.remote(held, name, todo.pop(0), ours))
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=PATIENCE_S)
+        for future in done:
+            yield _got(ray, future)
 
 
 def _got(ray: Any, future: Any) -> Got:
