@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -85,6 +86,10 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
+    spec = importlib.util.find_spec("opentelemetry")
+    if spec is not None and importlib.util.find_spec("opentelemetry.metrics") is None:
+        pytest.skip("Ray's head does not start beside opentelemetry-proto alone: pip install opentelemetry-sdk "
+                    "opentelemetry-exporter-prometheus")  # fmt: skip
     found = Nodes()
     yield found
     found.close()
@@ -102,9 +107,9 @@ def whywait(*args: str, spread: bool = False, cwd: Path | None = None) -> subpro
     return subprocess.Popen([*head, *args], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
 
 
-def done(p: subprocess.Popen[str], rc: int = 0) -> tuple[str, str]:
+def done(p: subprocess.Popen[str], *rc: int) -> tuple[str, str]:
     out, err = p.communicate(timeout=240)
-    assert p.returncode == rc, err[-3000:]
+    assert p.returncode in (rc or (0,)), err[-3000:]
     assert "Traceback" not in err
     return out, err
 
@@ -117,7 +122,7 @@ def ids_of(out: Path, shard: int) -> set[int]:
 def test_two_nodes_make_one_run(nodes, stub, tmp_path):
     out = tmp_path / "r"
     text, err = done(whywait("sweep", stub.url, "--ray", nodes.address, "--concurrency", "4,6", "--requests", "40",
-                             "--output-tokens", "8", "--out", str(out), "--json"))  # fmt: skip
+                             "--output-tokens", "8", "--out", str(out), "--json"), 0, 6)  # fmt: skip
     assert "2 shards on 2 Ray workers" in err
     summary, run = json.loads(text), Run.load(out)
     assert [p["counts"]["ok"] for p in summary["points"]] == [40, 40]

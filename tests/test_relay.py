@@ -54,8 +54,7 @@ class Later:
                 return time.monotonic_ns() + self.ahead_ns
             return getattr(self.relay, name)(*args)
 
-        remote = SimpleNamespace(remote=lambda *args: (call, args))
-        return SimpleNamespace(options=lambda **_: remote, remote=remote.remote)
+        return SimpleNamespace(remote=lambda *args: (call, args))
 
 
 class Cluster:
@@ -76,8 +75,7 @@ class Telling(Later):
         found = super().__getattr__(name)
         if name != "tell":
             return found
-        made = found.options()
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *a: made.remote(*a)[0](*a)))
+        return SimpleNamespace(remote=lambda *args: found.remote(*args)[0](*args))
 
 
 class Place:

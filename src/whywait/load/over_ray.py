@@ -18,7 +18,7 @@ from whywait.units import NS_PER_MS, NS_PER_S
 UNSURE_MS = 1.0  # a clock known no better, or that went astray by more, is a doubt
 LATE_MS = 5.0  # p99 of sends, beyond which a shard that is alone with it is named
 FARTHER_MS = 1.0  # a way to the service longer than the others' by so much is in its TTFT
-GROUPS = {"words": 1, "ears": 1, "clock": 1}
+AT_ONCE = 8  # calls of a relay: none waits for one that listens
 
 Doubts = list[dict[str, str]]
 
@@ -46,7 +46,7 @@ class Workers:
         self.nodes = _spread(nodes, n or len(nodes))
         self._hosts = {node.id: f["boot"] or node.address for node, f in zip(nodes, found, strict=True)}
         _same_loopback(endpoint, nodes, found)
-        make = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(Relay)
+        make = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=AT_ONCE)(Relay)
         self._actors = [make.options(scheduling_strategy=cluster.there(x)).remote() for x in self.nodes]
         self.ways_ms = self._reached(endpoint)
 

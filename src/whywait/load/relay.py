@@ -39,13 +39,13 @@ FLOOR = "import json; from whywait.load.floor import measure_floor; print(json.d
 
 
 class Relay:
-    """On the shard's machine. Each method is called over the network; ``hear`` and ``tell`` and ``now`` do not wait for
-    each other."""
+    """On the shard's machine. Each method is called over the network, several at once."""
 
     def __init__(self) -> None:
         self._link: Link | None = None
         self._told: dict[int, bytes] = {}
         self._next = 0
+        self._telling = threading.Lock()
         self._words = b""
         self._ended = False
         self._directory = Path()
@@ -93,10 +93,11 @@ class Relay:
     def tell(self, number: int, data: bytes) -> None:
         """A piece of what the shard is told; the network may have let a later one pass."""
         assert self._link is not None
-        self._told[number] = data
-        while (piece := self._told.pop(self._next, None)) is not None:
-            self._link.tell(piece)
-            self._next += 1
+        with self._telling:
+            self._told[number] = data
+            while (piece := self._told.pop(self._next, None)) is not None:
+                self._link.tell(piece)
+                self._next += 1
 
     def hear(self, wait_s: float) -> tuple[bytes, bytes, bytes, bool]:
         """(chunks, log, words, whether that was all) since the last time, within ``wait_s``.
@@ -208,10 +209,9 @@ class RelayLink(Link):
         self.tell(pickle.dumps(dataclasses.replace(job, directory=there, zero_mono_ns=zero, passing=True)))
 
     def tell(self, data: bytes) -> None:
-        tell = self._actor.tell.options(concurrency_group="words")
         for at in range(0, len(data), PIECE):
             with contextlib.suppress(Exception):  # it is dead, which its silence says too
-                tell.remote(self._said, data[at : at + PIECE])
+                self._actor.tell.remote(self._said, data[at : at + PIECE])
             self._said += 1
 
     def fate(self) -> str:
@@ -254,15 +254,14 @@ class RelayLink(Link):
                 "offset_error_ns": self.offset.error_ns, "set_again_ns": self._moved}  # fmt: skip
 
     def _measured(self, n: int = PINGS) -> Offset:
-        now = self._actor.now.options(concurrency_group="clock")
-        return offset(lambda: int(self._ray.get(now.remote(), timeout=SILENT_S)), n)
+        return offset(lambda: int(self._ray.get(self._actor.now.remote(), timeout=SILENT_S)), n)
 
     def _listen(self, spool: Path) -> None:
-        hear, ended = self._actor.hear.options(concurrency_group="ears"), False
+        ended = False
         try:
             with (spool / "chunks.bin").open("ab", 0) as chunks, (spool / "log.jsonl").open("ab", 0) as log:
                 while not ended:
-                    more, lines, words, ended = self._ray.get(hear.remote(HEAR_S), timeout=SILENT_S)
+                    more, lines, words, ended = self._ray.get(self._actor.hear.remote(HEAR_S), timeout=SILENT_S)
                     try:
                         _all(chunks.write, more)
                         _all(log.write, lines)

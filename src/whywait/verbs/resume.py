@@ -29,6 +29,9 @@ def resume(args: argparse.Namespace) -> int:
     )
     if args.url:
         options = dataclasses.replace(options, url=args.url)
+    if args.ray:
+        here = args.ray == "none"
+        options = dataclasses.replace(options, ray="" if here else args.ray, processes=1 if here else options.processes)
     result = app.resume(args.run_dir, options, args.anyway, watch=live.watcher())
     live.done()
     return measure._finish(args, result, gates)
