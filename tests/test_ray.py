@@ -42,6 +42,7 @@ for line in sys.stdin:
         c.remove_node(second, allow_graceful=False)
     elif line.strip() == "add":
         second = c.add_node(**small)
+    c.wait_for_nodes()
     print("done", flush=True)
 c.shutdown()
 """

@@ -49,7 +49,7 @@ class Later:
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> Any:
             if self.dead:
-                raise RuntimeError(self.dead)
+                raise TimeoutError("no answer in time") if self.dead == "silence" else RuntimeError(self.dead)
             if name == "now":
                 return time.monotonic_ns() + self.ahead_ns
             return getattr(self.relay, name)(*args)
@@ -195,7 +195,7 @@ def test_looks_that_cannot_both_be_true_say_that_a_clock_went_astray():
 # Dying
 
 
-@pytest.mark.parametrize("how", ["the shard", "its machine"])
+@pytest.mark.parametrize("how", ["the shard", "its machine", "the network"])
 def test_what_is_killed_loses_a_second_is_named_and_the_run_is_partial(stub, tmp_path, how, monkeypatch):
     monkeypatch.setattr(relay, "SILENT_S", 3.0)
     killed: list[float] = []
@@ -206,8 +206,8 @@ def test_what_is_killed_loses_a_second_is_named_and_the_run_is_partial(stub, tmp
             seen.append(Run.load(tmp_path / "r"))  # what is on disk here while it goes on is a Run
             killed.append(s.clock.now() / 1e9)
             actor = made[-1].actors[1]
-            if how == "its machine":  # its relay answers no more
-                actor.dead = "The actor died because its node has died."
+            if how != "the shard":  # its relay answers no more
+                actor.dead = "The actor died because its node has died." if how == "its machine" else "silence"
             os.kill(actor.relay._link.pid, signal.SIGKILL)
 
     with Session(_options(stub, tmp_path / "r", 2000), lambda _line: None, kill) as s:
@@ -218,7 +218,8 @@ def test_what_is_killed_loses_a_second_is_named_and_the_run_is_partial(stub, tmp
     assert run.manifest.partial
     reason = run.manifest.partial_reason
     assert "shard 1 on 10.0.0.2" in reason
-    assert ("killed by SIGKILL" if how == "the shard" else "node has died") in reason
+    said = {"the shard": "killed by SIGKILL", "its machine": "node has died", "the network": "not answered for 3 s"}
+    assert said[how] in reason
     outcomes = run.requests.text("outcome")
     assert (outcomes.count("censored"), outcomes.count("never_sent")) == (4, 16)
     (lost,) = [d for d in run.manifest.doubts if "was lost" in d["what"]]
@@ -226,7 +227,7 @@ def test_what_is_killed_loses_a_second_is_named_and_the_run_is_partial(stub, tmp
     mine = run.chunks["t_ns"][run.chunks["id"] % 2 == 1]
     assert float(mine.max()) / 1e9 > killed[0] - 1.0  # all but its last second
     left = made[-1].actors[1].relay
-    if how == "its machine":  # what nobody could tidy up is tidied up by the next one there
+    if how != "the shard":  # what nobody could tidy up is tidied up by the next one there
         left._link.close(True)
         left._lock.close()
         one = Relay()

@@ -179,7 +179,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     node = argparse.Namespace(cpus=2, name="n1")
     monkeypatch.setattr(over_ray.cluster, "ray_of", lambda _address: made)
     monkeypatch.setattr(over_ray.cluster, "nodes_of", lambda _ray: [node, node])
-    monkeypatch.setattr(over_ray.cluster, "looked_at", lambda *_: [])
+    monkeypatch.setattr(over_ray.cluster, "looked_at", lambda *_, **__: [])
     return made
 
 

@@ -220,7 +220,7 @@ class RelayLink(Link):
         try:
             return str(self._ray.get(self._actor.fate.remote(), timeout=SILENT_S))
         except Exception as exc:
-            return f"is lost: {first_line(exc)}"
+            return f"is lost: {_why(exc)}"
 
     def close(self, kill: bool) -> None:
         if self._thread is not None and not kill:
@@ -271,11 +271,13 @@ class RelayLink(Link):
                         self.complaint = "" if self._closing else self._gone
                         return
         except Exception as exc:
-            self._gone = first_line(exc)
-            if "imeout" in type(exc).__name__:
-                self._gone = f"it has not answered for {SILENT_S:.0f} s"
+            self._gone = _why(exc)
         finally:
             os.close(self._in_pipe)
+
+
+def _why(exc: BaseException) -> str:
+    return f"it has not answered for {SILENT_S:.0f} s" if "imeout" in type(exc).__name__ else first_line(exc)
 
 
 def _all(write: Callable[[bytes], int], data: bytes) -> None:

@@ -173,19 +173,25 @@ def there(node: Node) -> Any:
     return NodeAffinitySchedulingStrategy(node.id, soft=False)
 
 
-def looked_at(ray: Any, nodes: Sequence[Node], files: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """What each node is: see :func:`_look`. ``files`` are those that must be there under the same name.
+def looked_at(
+    ray: Any, nodes: Sequence[Node], files: Sequence[str] = (), all_of_them: bool = True
+) -> list[dict[str, Any]]:
+    """What each node is: see :func:`_looker`. ``files`` are those that must be there under the same name. Where not
+    ``all_of_them`` are needed, one that does not answer is passed over.
 
     Raises:
         UsageError: one does not answer, or runs another whywait, or lacks a file; each is named.
     """
     look = ray.remote(num_cpus=0, max_retries=0)(_looker())
     asked = [look.options(scheduling_strategy=there(n)).remote(tuple(files)) for n in nodes]
-    out, wrong = [], []
+    out: list[dict[str, Any]] = []
+    wrong: list[str] = []
     for node, future in zip(nodes, asked, strict=True):
         try:
             found = ray.get(future, timeout=START_S)
         except Exception as exc:
+            if not all_of_them and (out or node is not nodes[-1]):
+                continue
             raise UsageError(f"{node.name} does not answer: {first_line(exc)}", "ray status") from None
         if found["whywait"] != __version__:
             has = f"whywait {found['whywait']}" if found["whywait"] else f"no whywait ({found['why']})"

@@ -29,7 +29,7 @@ def pieces(address: str, given: tuple[Any, ...], left: Sequence[int], most: int)
     """
     ray = cluster.ray_of(address)
     nodes = cluster.nodes_of(ray)
-    cluster.looked_at(ray, nodes)
+    cluster.looked_at(ray, nodes, all_of_them=False)  # what one does that is just dying, another does
     cpus = min(sum(n.cpus for n in nodes), most or 1 << 30)
     data = pickle.dumps(given)
     name, held, ours = hashlib.sha256(data).hexdigest(), ray.put(data), bits()
