@@ -272,6 +272,24 @@ def test_what_is_told_comes_in_order_whatever_the_network_does():
     assert b"".join(got) == b"0123"
 
 
+def test_what_is_told_goes_in_pieces_that_ray_does_not_store():
+    """Larger arguments (a key is among them) go by an object store, which may write them to a disk."""
+    said: list[tuple[int, bytes]] = []
+    actor = SimpleNamespace(
+        now=SimpleNamespace(remote=lambda: (time.monotonic_ns, ())),
+        tell=SimpleNamespace(remote=lambda n, data: said.append((n, data))),
+    )
+    link = RelayLink(Cluster(), NODES[0], actor)
+    data = os.urandom(300_000)
+    link.tell(data)
+    link.tell(b"more")
+    assert [n for n, _ in said] == list(range(len(said)))
+    assert b"".join(piece for _, piece in said) == data + b"more"
+    assert max(len(piece) for _, piece in said) < 100_000
+    os.close(link.out)
+    os.close(link._in_pipe)
+
+
 def test_a_log_never_tells_of_chunks_that_have_not_come(tmp_path, monkeypatch):
     """While a writer appends chunks before it logs them, whatever was taken so far is whole."""
     monkeypatch.setattr(relay, "FETCH", 1000)

@@ -180,7 +180,8 @@ def shard_doubts(clock: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[st
 def lost_doubts(kept_ns: Mapping[str, int]) -> Doubts:
     """Shards that died: how far what they recorded is here."""
     return [_doubt(f"{name} was lost", f"what it recorded is here up to {at / NS_PER_S:.1f} s; what it had not sent "
-                   "home then, a second or as long as it was silent, died with it", "run it again; whywait resume keeps the points that were whole")
+                   "home then, a second or as long as it was silent, died with it",
+                   "run it again; whywait resume keeps the points that were whole")
             for name, at in kept_ns.items()]  # fmt: skip
 
 
