@@ -102,10 +102,25 @@ def stub() -> Iterator[StubProcess]:
         yield s
 
 
+_begun: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """What a test that failed left running would hold the cluster's CPUs."""
+    yield
+    while _begun:
+        with _begun.pop() as p:
+            if p.poll() is None:
+                p.kill()
+
+
 def whywait(*args: str, spread: bool = False, cwd: Path | None = None) -> subprocess.Popen[str]:
     head = [sys.executable, "-c", SPREAD] if spread else [sys.executable, "-m", "whywait"]
     env = {**os.environ, "PYTHONPATH": WHERE}
-    return subprocess.Popen([*head, *args], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
+    p = subprocess.Popen([*head, *args], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=cwd)
+    _begun.append(p)
+    return p
 
 
 def done(p: subprocess.Popen[str], *rc: int) -> tuple[str, str]:
@@ -161,27 +176,17 @@ def started(args: tuple[str, ...], out: Path) -> subprocess.Popen[str]:
     raise AssertionError(p.communicate())
 
 
-def processes_of(word: str) -> list[int]:
-    out = []
+def shards_there() -> dict[int, int]:
+    """The processes of shards that relays started, by number: others may drive load on this machine too."""
+    out = {}
     for at in Path("/proc").glob("[0-9]*"):
         try:
-            if word.encode() in (at / "cmdline").read_bytes():
-                out.append(int(at.name))
+            if b"whywait.load.shards" in (at / "cmdline").read_bytes():
+                logs = [Path(x) for f in (at / "fd").iterdir() if (x := os.readlink(f)).endswith("log.jsonl")]
+                out.update({int(x.parent.name.removeprefix("spool-")): int(at.name) for x in logs
+                            if x.parents[1].name.startswith("whywait-shard-")})  # fmt: skip
         except OSError:
             continue
-    return out
-
-
-def shard_at(folder: Path) -> list[int]:
-    """Processes that have this folder's spool open."""
-    out = []
-    for pid in processes_of("whywait.load.shards"):
-        try:
-            fds = [os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir()]
-        except OSError:
-            continue
-        if any(f"/{folder.name}/" in f for f in fds):
-            out.append(pid)
     return out
 
 
@@ -206,7 +211,7 @@ def partial(out: Path, lost: str, killed_unix_ns: int) -> Run:
 def test_a_killed_worker_loses_its_last_second_and_is_named(nodes, stub, tmp_path, what):
     out = tmp_path / "r"
     p = started(("run", stub.url, "--ray", nodes.address), out)
-    shards = {_shard_number(pid): pid for pid in processes_of("whywait.load.shards")}
+    shards = shards_there()
     assert sorted(shards) == [0, 1]
     pid = shards[1] if what == "shard" else _parent(shards[1])
     at = time.time_ns()
@@ -215,12 +220,6 @@ def test_a_killed_worker_loses_its_last_second_and_is_named(nodes, stub, tmp_pat
     assert "shard 1 on " in err
     partial(out, f"(process {shards[1]}) was killed by SIGKILL" if what == "shard" else "is lost", at)
     _gone([*shards.values()])
-
-
-def _shard_number(pid: int) -> int:
-    links = [os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir()]
-    (log,) = [x for x in links if x.endswith("log.jsonl")]
-    return int(Path(log).parent.name.removeprefix("spool-"))
 
 
 def _parent(pid: int) -> int:
@@ -237,14 +236,14 @@ def _gone(pids: list[int]) -> None:
 def test_ctrl_c_ends_all_and_keeps_what_there_is(nodes, stub, tmp_path):
     out = tmp_path / "r"
     p = started(("run", stub.url, "--ray", nodes.address), out)
-    shards = processes_of("whywait.load.shards")
+    shards = shards_there()
     p.send_signal(signal.SIGINT)
     done(p, 130)
     run = Run.load(out)
     assert run.manifest.partial_reason == "interrupted"
     assert run.requests.text("outcome").count("censored") == 4
     assert violations(run) == []
-    _gone(shards)
+    _gone([*shards.values()])
     assert not list(Path(tempfile.gettempdir()).glob("whywait-shard-*"))  # nor what those killed before it left
 
 
@@ -325,7 +324,7 @@ def test_a_killed_node_is_named_and_the_run_is_partial(nodes, stub, tmp_path):
     nodes.say("add")
     out = tmp_path / "r"
     p = started(("run", stub.url, "--ray", nodes.address), out)
-    shards = processes_of("whywait.load.shards")
+    shards = shards_there()
     at = time.time_ns()
     nodes.say("kill")
     _, err = done(p, 4)
@@ -337,4 +336,4 @@ def test_a_killed_node_is_named_and_the_run_is_partial(nodes, stub, tmp_path):
     assert violations(run) == []
     last = run.chunks["t_ns"].max() + run.manifest.zero_unix_ns
     assert float(np.asarray(last)) > at - 1_500_000_000
-    _gone(shards)
+    _gone([*shards.values()])
