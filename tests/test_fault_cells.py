@@ -96,7 +96,7 @@ def test_a_worker_that_talks_nonsense_is_given_up_and_named(
 
     def watch(p: Progress) -> None:
         if p.in_flight == 4 and not ours:
-            ours.append(s.crew._shards[1].out.fileno())  # type: ignore[union-attr]
+            ours.append(s.crew._shards[1].link.out)  # type: ignore[union-attr]
             monkeypatch.setattr(shards.os, "read", read)
 
     with Session(_options(stub, tmp_path / "r", 2, tokens=2000), lambda _line: None, watch) as s:

@@ -33,6 +33,7 @@ def sweep(p: argparse.ArgumentParser) -> None:
 def resume(p: argparse.ArgumentParser) -> None:
     p.add_argument("run_dir", metavar="RUN", help="folder of the run that was cut off; it stays as it is")
     p.add_argument("--url", metavar="URL", help="where the service is now (default: as before)")
+    p.add_argument("--ray", metavar="ADDRESS", help="where the Ray cluster is now; 'none': one process here instead")
     p.add_argument("--anyway", action="store_true", help="join the halves even if service, model or engine differ")
     p.add_argument("--api-key-file", metavar="FILE", help="else WHYWAIT_API_KEY or OPENAI_API_KEY")
     p.add_argument("--load", action="store_true", help="allow load on a service that is not on this machine")
@@ -244,7 +245,10 @@ def asked(p: argparse.ArgumentParser) -> None:
 
 
 def _load(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--processes", type=positive, default=1, metavar="N", help="drive the load from N processes")
+    p.add_argument("--processes", type=positive, metavar="N", help="drive the load from N processes (default 1)")
+    p.add_argument(
+        "--ray", metavar="ADDRESS", help="from the workers of this Ray cluster, one process each (docs/ray.md)"
+    )
     points(p)
     workload_flags(p)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from whywait.flags import asked, points, positive, positives, rate, rates, share
+from whywait.flags import asked, points, positive, positives, rate, rates, share, whole
 
 
 def simulate(p: argparse.ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def simulate(p: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=rates, metavar="A,B,…", help="requests per second")
     _shape(p)
     p.add_argument("--draws", type=positive, metavar="N", help="of what is not known, for the intervals (default 60)")
-    p.add_argument("--jobs", type=int, default=0, metavar="N", help="processes at most (default: one per core)")
+    _somewhere(p)
     p.add_argument("--out", metavar="DIR", help="folder for the run (default: whywait-runs/…)")
     p.add_argument("--json", action="store_true", help="figures, intervals and the summary as JSON on stdout")
     p.add_argument("--fail-if", action="append", default=[], metavar="COND", help="exit 1 if so: 'ttft_ms.p95>500'")
@@ -66,6 +66,7 @@ def what_if(p: argparse.ArgumentParser) -> None:
         "--seeds", type=positive, metavar="N", help="draws of what is not known (default 24, fewer for long runs)"
     )
     p.add_argument("--calibration", metavar="FILE", help="keep the calibration there, as JSON")
+    _somewhere(p)
     p.add_argument("--catalog", metavar="FILE", help="TOML with machines and models of your own")
     p.add_argument("--html", metavar="FILE", help="write a report there")
     p.add_argument("--json", action="store_true", help="the answer as JSON on stdout")
@@ -111,12 +112,19 @@ def plan(p: argparse.ArgumentParser) -> None:
     g.add_argument("--terms", metavar="TERMS", help="'on demand', reserved or owned (default: what most machines have)")
     g.add_argument("--budget", metavar="AMOUNT", help="paid at most, used or not: 20/h, in that currency")
     p.add_argument("--draws", type=positive, default=12, metavar="N", help="of what is not known (default 12)")
-    p.add_argument("--jobs", type=positive, default=0, metavar="N", help="processes at most (default: one per core)")
+    _somewhere(p)
     p.add_argument("--again", metavar="PLAN", help="make a kept plan again from its inputs alone")
     p.add_argument("--out", metavar="DIR", help="folder of plan.json, plan.csv, plan.html (default: whywait-runs/…)")
     p.add_argument("--json", action="store_true", help="the plan as JSON on stdout")
     p.add_argument("--strict", action="store_true", help="exit 3 unless one candidate is first beyond the error")
     p.set_defaults(tokenizer=None, language=None, temperature=None, timeout=None)
+
+
+def _somewhere(p: argparse.ArgumentParser) -> None:
+    """Where a grid is simulated."""
+    p.add_argument("--jobs", type=whole, default=0, metavar="N", help="processes at most (default: one per core)")
+    p.add_argument("--ray", metavar="ADDRESS", help="on the workers of this Ray cluster (docs/ray.md)")
+    p.add_argument("--cells", metavar="FILE", help="keep what is simulated there; what it holds is not simulated again")
 
 
 def serve_sim(p: argparse.ArgumentParser) -> None:

@@ -116,6 +116,7 @@ class Run(Reached, Asked, Streamed, Read, Load, Text, Points, Kept, total=False)
     concurrency: int
     rate: float
     processes: int
+    ray: str
 
 
 class Sweep(Reached, Asked, Streamed, Read, Load, Text, Points, Kept, total=False):
@@ -125,6 +126,7 @@ class Sweep(Reached, Asked, Streamed, Read, Load, Text, Points, Kept, total=Fals
     concurrency: Numbers
     rate: Numbers
     processes: int
+    ray: str
 
 
 class Diagnose(Reached, Asked, Streamed, Read, Load, Text, Kept, total=False):
@@ -158,6 +160,7 @@ class Resume(Reached, Kept, total=False):
     """Of :func:`whywait.resume`."""
 
     url: str
+    ray: str
     load: bool
     anyway: bool
 
@@ -222,6 +225,8 @@ class Simulate(Deployed, Load, Points, total=False):
     timeout: Time
     draws: int
     jobs: int
+    ray: str
+    cells: File
     out: File
 
 
@@ -237,6 +242,9 @@ class WhatIf(TypedDict, total=False):
     slo: Named
     bound: Named
     seeds: int
+    jobs: int
+    ray: str
+    cells: File
     catalog: File
 
 
@@ -264,6 +272,7 @@ class Ab(Trial, Points, total=False):
     concurrency: int
     rate: float
     processes: int
+    ray: str
 
 
 class Quality(Reached, Asked, total=False):
@@ -316,6 +325,8 @@ class Plan(Load, total=False):
     budget: str
     draws: int
     jobs: int
+    ray: str
+    cells: File
     again: File
     out: File
 

@@ -42,7 +42,8 @@ class Options:
     floor: bool = True
     metrics_hz: float = 4.0
     max_requests: int | None = None  # the ceiling printed before load, when known
-    processes: int = 1
+    processes: int = 1  # over Ray 0: one per worker
+    ray: str = ""  # the address of a cluster whose workers drive the load
     loads: tuple[Load, ...] = ()  # what is to be measured, where that is known before
     single_stream_ok: bool = False  # the journey itself keeps to one stream where load is not allowed
     climbs: bool = False  # the journey itself decides which loads it measures, one after another
@@ -58,8 +59,8 @@ class Options:
 
 
 #: Options that a resumed run takes from the first. Not what holds secrets (headers, proxy, keys), which are given anew.
-KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "body", "metrics_urls",
-        "tokenizer")  # fmt: skip
+KEPT = ("url", "model", "dialect", "stream", "slo", "seed", "metrics_hz", "processes", "ray", "body",
+        "metrics_urls", "tokenizer")  # fmt: skip
 
 
 def journey_of(o: Options) -> dict[str, Any]:

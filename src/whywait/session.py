@@ -24,19 +24,18 @@ from whywait.core.run import Manifest, Run
 from whywait.core.schedule import Schedule, Workload
 from whywait.core.table import Table
 from whywait.counting import devices_of
-from whywait.errors import InternalError, WhywaitError
+from whywait.errors import WhywaitError
 from whywait.lab.state import Engine
 from whywait.load import calibrate, preflight, recount, tokens
-from whywait.load.crew import Crew, Report, Solo, Writer, still_doubt
+from whywait.load.crew import Report, Writer, still_doubt
 from whywait.load.driver import Point, Progress
-from whywait.load.floor import floor_line, measure_floor
 from whywait.load.prompts import Prompter
 from whywait.load.recipe import Load, closed_schedule, schedule_of
-from whywait.load.shards import Job, Shards, zero_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import parse_url, read_key
 from whywait.net.limits import many_sockets
 from whywait.options import Options, Say, journey_of, may_load, new_directory, stderr
+from whywait.placing import Place
 from whywait.probe import bench, host
 from whywait.probe.gpu import device_names
 from whywait.reading import read_elsewhere, too_few
@@ -81,6 +80,8 @@ class Session:
             self._begin()
         except BaseException:
             self._watching.stop()
+            if hasattr(self, "_place"):
+                self._place.close()
             raise
         main = threading.current_thread() is threading.main_thread()  # no other may take signals
         for number in (signal.SIGINT, signal.SIGTERM) if main else ():
@@ -99,10 +100,13 @@ class Session:
         found = preflight.find(endpoint, o.model)
         self.target = dataclasses.replace(found, extra=o.body, tokenizer=o.tokenizer)
         endpoint = self.target.endpoint  # a redirect may have moved it
+        self._place = Place(o, endpoint)
         self.target = read_elsewhere(self.target, o.metrics_urls, o.prometheus)
         for said in preflight.aloud(endpoint):
             self._say(f"{said['what']}: {said['why']}")
             self._doubts.append(said)
+        if self._place.words:
+            self._say(self._place.words)
         self._announce()
         preflight.fit_context(self.target, o.workload)
         first = preflight.first_request(self.target, o.workload, o.stream)
@@ -117,7 +121,7 @@ class Session:
         if "output_tokens" in first and first["output_tokens"] is None:
             next_ = "chunks are counted instead; TPOT becomes an interval"
             self.doubt("token counts are unknown", "the service sends no usage", next_)
-        self._floor = self._measure_floor()
+        self._floor = self._place.floor(self._say) if o.floor else {}
         self._rates = self._engine_rates()
         self._devices, doubts = devices_of(self.target, self.engine)
         self._doubts += doubts
@@ -127,7 +131,9 @@ class Session:
         spool = self.directory / "spool" / "readings.jsonl"
         self._watching.start(self.target, self.engine, self.clock, spool, o.metrics_hz)
         many_sockets()
-        self.crew = self._crew()
+        loaded = self._watching.loaded(self.target)
+        self.crew = self._place.crew(loaded, self.recorder, self.clock, self._watch, self._stop)
+        self._watching.add_client(list(self._place.pids(self.crew)))
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -136,6 +142,7 @@ class Session:
             signal.signal(number, handler)
         self._watching.stop()
         self.crew.close()
+        self._place.close()
         self.recorder.close()
 
     def forget(self) -> None:
@@ -233,7 +240,7 @@ class Session:
         still = still_doubt(report.still)
         if still:
             self._doubts.append(still)
-        self._doubts += self._watching.complaints
+        self._doubts += [*self._watching.complaints, *self._place.doubts, *self._place.told(self.crew, report)]
         manifest = self._manifest()
         manifest = dataclasses.replace(manifest, partial=bool(self.reason), partial_reason=secrets.clean(self.reason))
         if report.disk:
@@ -256,16 +263,6 @@ class Session:
             return []
 
     # inside
-
-    def _crew(self) -> Crew:
-        n, target = self.options.processes, self._watching.loaded(self.target)
-        if n == 1:
-            return Solo(target, self.recorder, self.clock, self._watch, self._stop)
-        zero, hidden = zero_of(self.clock), secrets.known()
-        jobs = [Job(k, self.directory, zero, target, hidden) for k in range(n)]
-        shards = Shards(jobs, self.recorder, self._watch, self._stop)
-        self._watching.add_client(list(shards.pids))
-        return shards
 
     def _stop(self, progress: Progress) -> str:
         if self._signal or ((cancelled := CANCELLED.get()) is not None and cancelled.is_set()):
@@ -296,17 +293,6 @@ class Session:
             raise KeyboardInterrupt
         self._signal = number
 
-    def _measure_floor(self) -> dict[str, Any]:
-        if not self.options.floor:
-            return {}
-        try:
-            floor = measure_floor(16, seconds=1.0)
-        except (InternalError, OSError) as exc:
-            self.doubt("the client's own floor was not measured", str(exc), "")
-            return {}
-        self._say(floor_line(floor))
-        return floor
-
     def _engine_rates(self) -> dict[str, Any] | None:
         """What the embedded engine's own CPUs can read and compute, while it is still idle: for the roofline."""
         e, size = self.engine, self.target.limits.get("model_bytes")
@@ -325,6 +311,7 @@ class Session:
                 engine["slots"] = e.slots or e.max_num_seqs
         client = {
             "floor": self._floor,
+            **({"floors": self._place.floors} if self._place.floors else {}),
             "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         report = self.crew.report() if hasattr(self, "crew") else Report({}, [])

@@ -26,8 +26,10 @@ from whywait.physics.arch import arch_of
 from whywait.sim import techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
+from whywait.sim.spread import Progress
 from whywait.twin.asked import Asked, drawn, longer
 from whywait.twin.baseline import Baseline, as_rows
+from whywait.twin.draws import AFTER, BEFORE, Cell, outcomes
 from whywait.twin.fitting import begin, fit
 from whywait.twin.limits import possible
 from whywait.twin.model import Twin, measured_figures
@@ -56,6 +58,7 @@ class Ask:
     bound: Mapping[str, float] = field(default_factory=dict)
     baseline: str = ""
     seeds: int | None = None
+    jobs: int = 0
     knobs: Knobs = field(default_factory=Knobs)
 
     @property
@@ -127,7 +130,7 @@ class WhatIf:
         }  # fmt: skip
 
 
-def what_if(run_dir: str | Path, ask: Ask | None = None, **more: Any) -> WhatIf:
+def what_if(run_dir: str | Path, ask: Ask | None = None, progress: Progress | None = None, **more: Any) -> WhatIf:
     """What a change would do to the service of the Run in ``run_dir``.
 
     Args:
@@ -137,10 +140,10 @@ def what_if(run_dir: str | Path, ask: Ask | None = None, **more: Any) -> WhatIf:
         UsageError: the run cannot be read or does not say enough, or the change is impossible; the hint says what to
             do.
     """
-    return answer(Run.load(run_dir), str(run_dir), ask or Ask(**more))
+    return answer(Run.load(run_dir), str(run_dir), ask or Ask(**more), progress)
 
 
-def answer(run: Run, name: str, ask: Ask) -> WhatIf:
+def answer(run: Run, name: str, ask: Ask, progress: Progress | None = None) -> WhatIf:
     """As :func:`what_if`, of a Run that is read already.
 
     Raises:
@@ -166,9 +169,10 @@ def answer(run: Run, name: str, ask: Ask) -> WhatIf:
     draws = ask.seeds or _draws(loads)
     said: list[Claim] = []
     spoilt = bool(refused)
-    for a, o in zip(loads, _measured(loads, seen), strict=True):
+    measured = _measured(loads, seen)
+    found_pairs = compared.pairs(run, list(zip(loads, measured, strict=True)), draws, (ask.jobs, progress))
+    for o, pairs in zip(measured, found_pairs, strict=True):
         figures = measured_figures(run, o, slo, compared.before) if o is not None else {}
-        pairs = compared.pairs(a, o, draws, run)
         told = claims(found, pairs, figures, refused, changed=after != twin.deployment)
         told = priced(told, twin.deployment, after)
         sure = doubted(told, checked, ask.changed, slo)
@@ -227,22 +231,31 @@ class _Compared:
         self.guessed = spec is not None and spec != before.deployment.speculation
         self.median = found.multipliers()
 
-    def pairs(self, a: Asked, o: Observed | None, n: int, run: Run) -> Pairs:
-        """``n`` draws at a load; what is drawn does not depend on which load it is."""
+    def pairs(
+        self, run: Run, loads: Sequence[tuple[Asked, Observed | None]], n: int, how: tuple[int, Progress | None]
+    ) -> list[Pairs]:
+        """``n`` draws at each load; what is drawn does not depend on which load it is. ``how``: over how many
+        processes, and who is told how far it is."""
         rng = np.random.default_rng([n, 5])
         theta = self.found.draws(n, rng)
         z = {k: rng.standard_normal(n) for k in (*self.carried.wider, *self.carried.fresh)}
         chance = np.exp(rng.standard_normal(n) * CHANCE_SD)
-        joules = [t.joules(self.median, a) for t in (self.before, self.after)]
-        before, after = [], []
-        for i in range(n):
-            here = self.found.multipliers(theta[i])
-            load = a if o is not None else drawn_again(run, self.before, a, i)
-            before.append(_with_energy(self.before.outcome(here, load, i), joules[0]))
-            there = self.carried.there(here, {k: float(v[i]) for k, v in z.items()})
-            twin = self.after.with_chance(float(chance[i])) if self.guessed else self.after
-            after.append(_with_energy(twin.outcome(there, load, i), joules[1]))
-        return Pairs(a.name, o.at if o is not None else a.at, theta, before, after, _sampling(o))
+        cells: list[Cell] = []
+        for a, o in loads:
+            for i in range(n):
+                here = self.found.multipliers(theta[i])
+                load = a if o is not None else drawn_again(run, self.before, a, i)
+                cells.append(Cell(BEFORE, here, load, i))
+                there = self.carried.there(here, {k: float(v[i]) for k, v in z.items()})
+                cells.append(Cell(AFTER, there, load, i, float(chance[i]) if self.guessed else None))
+        found = outcomes((self.before, self.after), cells, *how)
+        out = []
+        for k, (a, o) in enumerate(loads):
+            joules = [t.joules(self.median, a) for t in (self.before, self.after)]
+            mine = found[2 * n * k : 2 * n * (k + 1)]
+            before, after = [[_with_energy(f, j) for f in mine[i::2]] for i, j in enumerate(joules)]
+            out.append(Pairs(a.name, o.at if o is not None else a.at, theta, before, after, _sampling(o)))
+        return out
 
 
 def _sampling(o: Observed | None) -> dict[str, float]:

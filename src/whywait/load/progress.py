@@ -151,6 +151,8 @@ def clients_together(clients: list[dict[str, Any]]) -> dict[str, Any]:
         return {}
     out: dict[str, Any] = {}
     for name, first in clients[0].items():
+        if name in ("shard", "where"):
+            continue
         values = [c[name] for c in clients if name in c]
         if isinstance(first, dict):
             keys = {k: None for v in values for k in v}

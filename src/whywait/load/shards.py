@@ -4,6 +4,7 @@ Run as ``python -m whywait.load.shards`` by :class:`Shards`: the job comes on st
 program, and the pipe is ours alone), then a point at a time; what a shard says goes back on stdout, a JSON object per
 line. All shards keep the parent's zero and begin a point at the same moment. The end of stdin, however the parent came
 to its end, ends a shard: what it had in flight is written down as censored. A shard that dies ends the run, by name.
+How the bytes come and go is the link's affair (``load/link.py``): the shard may be on another machine.
 """
 
 from __future__ import annotations
@@ -14,84 +15,39 @@ import os
 import pickle
 import queue
 import selectors
+import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
-import numpy as np
 import orjson
 
-import whywait
 from whywait.core import secrets
 from whywait.core.recorder import Recorder
 from whywait.core.run import Manifest
 from whywait.core.spool import Fold
-from whywait.errors import InternalError, WhywaitError
+from whywait.errors import WhywaitError
 from whywait.load.crew import Report, Solo, Stop, Writer
+from whywait.load.deal import split
 from whywait.load.driver import Point, Progress, planned
-from whywait.load.preflight import Target
+from whywait.load.link import Job, Link
 from whywait.load.progress import clients_together, together
 from whywait.net.clock import Clock, bracket
-from whywait.units import NS_PER_MS
 
 END_S = 30.0  # a shard that was told to end writes down what it has; it does not wait for the service
 WATCH_S = 0.5
 SILENT_S = 30.0  # a shard tells how far it is twice a second
-EXACT_SPLIT = 16  # below so many places per shard, requests are dealt by place
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a shard is told first. ``zero_mono_ns``: the run's zero on CLOCK_MONOTONIC, which all processes share."""
-
-    shard: int
-    directory: Path
-    zero_mono_ns: int
-    target: Target
-    hidden: tuple[str, ...] = ()
+MOST_WORD = 16 << 20  # bytes of one thing that a shard says
 
 
 def zero_of(clock: Clock) -> int:
     """The zero of a clock on CLOCK_MONOTONIC."""
     # Each is early by the time between its two looks.
     return max(time.monotonic_ns() - clock.now() for _ in range(20))
-
-
-def split(point: Point, n: int) -> list[Point | None]:
-    """The point dealt to ``n`` shards: requests, and places in flight or the rate, add up exactly. None: nothing for
-    that shard, since there are fewer places than shards."""
-    if not point.closed:
-        most = _shares(point.max_in_flight, n) if point.max_in_flight is not None else [None] * n
-        parts = [point.schedule.shard(k, n) for k in range(n)]
-        whole = max(1, len(point.schedule))
-        return [
-            dataclasses.replace(point, target=point.target * len(s) / whole, schedule=s, max_in_flight=m)
-            if len(s) and m != 0 else None
-            for s, m in zip(parts, most, strict=True)
-        ]  # fmt: skip
-    places = _shares(int(point.target), n)
-    n = sum(p > 0 for p in places)
-    if len(set(places[:n])) == 1 or places[0] > EXACT_SPLIT:
-        parts = [point.schedule.shard(k, n) for k in range(n)]
-    else:  # a shard with more places gets more of the requests, or it would be done before the others
-        by_place = [point.schedule.shard(j, sum(places)).id for j in range(sum(places))]
-        ends = np.cumsum(places[:n])
-        ids = [np.concatenate(by_place[e - p : e]) for e, p in zip(ends, places, strict=False)]
-        parts = [point.schedule.take(np.isin(point.schedule.id, mine)) for mine in ids]
-    some: list[Point | None] = [
-        dataclasses.replace(point, target=p, schedule=s) for p, s in zip(places, parts, strict=False)
-    ]
-    return some + [None] * (len(places) - n)
-
-
-def _shares(whole: int, n: int) -> list[int]:
-    return [whole // n + (k < whole % n) for k in range(n)]
 
 
 # In the shard
@@ -101,7 +57,7 @@ class _Inbox:
     """What the parent says, read by a thread that sleeps between two words; the loop sees ``reason`` at once."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.reason = ""
+        self.reason, self.orphaned = "", False
         self._stream = stream
         self._words: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -114,6 +70,7 @@ class _Inbox:
             try:
                 word = pickle.load(self._stream)  # noqa: S301 - from the process that started us
             except (EOFError, OSError, pickle.UnpicklingError):
+                self.orphaned = True
                 self.reason = self.reason or "the process that led the run ended"
                 self._words.put(None)
                 return
@@ -166,12 +123,18 @@ def main() -> int:
     solo.begin = begin
     say("hello", os.getpid())
     with contextlib.suppress(_Gone):
-        while (word := inbox.get()) is not None and word[0] == "point":
+        while (word := inbox.get()) is not None and word[0] != "finish":
+            if word[0] == "zero":
+                job = dataclasses.replace(job, zero_mono_ns=word[1])
+                clock.zero_at(job.zero_mono_ns)
+                continue
             reason = solo.run(*word[1])
             say("ended", [reason, solo.client.chunks, _facts(solo, clock, job)])
     solo.close()
     recorder.close()
     say("bye", _facts(solo, clock, job))
+    if job.passing and inbox.orphaned:  # nobody is left to fetch it
+        shutil.rmtree(job.directory, ignore_errors=True)
     return 0
 
 
@@ -189,8 +152,8 @@ def _facts(solo: Solo, clock: Clock, job: Job) -> dict[str, Any]:
 class _Shard:
     """One child as the parent sees it."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, link: Link) -> None:
+        self.job, self.link = job, link
         self.report: Report | None = None
         self.progress = [0, 0, 0, 0, 0.0]
         self.so_far: dict[str, Any] = {}
@@ -200,27 +163,28 @@ class _Shard:
         self.reason = ""
         self.start_ns = 0
         self.silent_s = 0.0  # by our own clock while we listened: when all stood still it is nobody's silence
-        here = str(Path(whywait.__file__).parents[1])
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
-        command = [sys.executable, "-m", "whywait.load.shards"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._in, self.out = self.process.stdin, self.process.stdout
         self._tail = b""
-        self.tell(job)
+        link.begin(job)
+
+    @property
+    def name(self) -> str:
+        return f"shard {self.job.shard}" + (f" on {self.link.where}" if self.link.where else "")
 
     def tell(self, word: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is dead; its end of the other pipe says so too
-            pickle.dump(word, self._in)
-            self._in.flush()
+        try:
+            self.link.tell(pickle.dumps(word))
+        except TimeoutError as exc:
+            self.give_up(str(exc))
 
     def hear(self) -> list[tuple[str, Any]] | None:
         """What it said; None when it has ended. Call it when there is something to read."""
-        data = os.read(self.out.fileno(), 1 << 16)
+        data = os.read(self.link.out, 1 << 16)
         if not data:
             return None
         *lines, self._tail = (self._tail + data).split(b"\n")
+        if len(self._tail) > MOST_WORD:
+            self._tail = b""
+            self.give_up("said what has no end")
         try:
             return [(word[0], word[1]) for word in map(orjson.loads, lines)]
         except (ValueError, TypeError, LookupError):
@@ -243,42 +207,49 @@ class _Shard:
 
     def give_up(self, why: str) -> None:
         """End it and go on without it: what it had recorded is in its spool."""
-        self.lost = self.lost or f"shard {self.job.shard} (process {self.process.pid}) {why}"
-        self.process.kill()
+        self.lost = self.lost or " ".join(filter(None, (self.name, self.link.process, why)))
+        self.link.kill()
 
     def died(self) -> None:
-        code = self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self.lost = self.lost or f"shard {self.job.shard} (process {self.process.pid}) {how}"
+        self.lost = self.lost or f"{self.name} {self.link.fate()}"
         self.ended = True
 
-    def close(self, kill: bool) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._in.close()
-        if kill:
-            self.process.kill()
-        self.process.wait()
-        self.out.close()
+    def said(self) -> Report | None:
+        """Its report, told apart from those of other machines."""
+        r, where = self.report, self.link.where
+        if r is None or not where:
+            return r
+        client = {**r.client, "shard": self.job.shard, "where": where}
+        disk = f"{where}: {r.disk}" if r.disk else ""
+        return dataclasses.replace(r, client=client, clock=[_with(c, self.link.clock()) for c in r.clock], disk=disk)
 
 
 class Shards:
-    """A :class:`~whywait.load.crew.Crew` of several processes. ``recorder`` is the parent's: it records no request but
-    those a dead shard could not even plan."""
+    """A :class:`~whywait.load.crew.Crew` of several processes, of this machine unless there are ``links`` to them.
+    ``recorder`` is the parent's: it records no request but those a dead shard could not even plan."""
 
-    def __init__(self, jobs: Sequence[Job], recorder: Recorder, watch: Callable[[Progress], None], stop: Stop) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], recorder: Recorder, watch: Callable[[Progress], None], stop: Stop,
+        links: Sequence[Link] = (),
+    ) -> None:  # fmt: skip
         self._recorder, self._watch, self._stop = recorder, watch, stop
         self._closed = False
         self._selector = selectors.DefaultSelector()
-        self._shards = [_Shard(job) for job in jobs]
+        self._shards = [_Shard(job, link) for job, link in zip(jobs, links or [Link() for _ in jobs], strict=True)]
+        self.kept_ns: dict[str, int] = {}  # of shards that died: the last time that their spool speaks of
         for shard in self._shards:
-            self._selector.register(shard.out, selectors.EVENT_READ, shard)
+            self._selector.register(shard.link.out, selectors.EVENT_READ, shard)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(s.process.pid for s in self._shards)
+        """Of those on this machine."""
+        return tuple(pid for s in self._shards if (pid := s.link.pid) is not None)
 
     def run(self, point: Point, writer: Writer) -> str:
-        busy = []
+        busy: list[_Shard] = []
+        for shard, zero in zip(self._shards, self._zeros(), strict=True):
+            if zero is not None:
+                shard.tell(("zero", zero))
         for shard, part in zip(self._shards, split(point, len(self._shards)), strict=True):
             if part is None:
                 continue
@@ -288,12 +259,18 @@ class Shards:
                                   "label": point.label}, part))  # fmt: skip
             busy.append(shard)
             shard.tell(("point", (part, writer)))
-        self._until(lambda: all(s.start_ns or s.ended for s in busy))
-        start = max((s.start_ns for s in busy), default=0) + 5 * NS_PER_MS
+        for shard in self._until(lambda s: bool(s.start_ns or s.ended), busy):
+            shard.give_up(f"did not answer within {END_S:g} s")
+        start = max((s.start_ns for s in busy), default=0) + max((s.link.lead_ns for s in busy), default=0)
         for shard in busy:
             shard.start_ns = start
             shard.tell(("go", start))
         return self._drive(point, busy)
+
+    def _zeros(self) -> list[int | None]:
+        """Of shards whose clock went astray, a new zero. A look at a clock far away takes a while: all at once."""
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda s: None if s.lost else s.link.zero(), self._shards))
 
     def _drive(self, point: Point, busy: list[_Shard]) -> str:
         progress, told, next_watch = Progress(point), "", time.monotonic() + WATCH_S
@@ -317,11 +294,11 @@ class Shards:
         return told or next((s.lost or s.reason for s in busy if s.lost or s.reason), "")
 
     def report(self) -> Report:
-        known = [s.report for s in self._shards if s.report is not None]
+        known = [r for s in self._shards if (r := s.said()) is not None]
         out = Report(clients_together([r.client for r in known]), [c for r in known for c in r.clock])
         out.failed, out.succeeded = sum(r.failed for r in known), sum(r.succeeded for r in known)
         out.still = [(at, long) for r in known for at, long in r.still]
-        out.disk = next((r.disk for r in known if r.disk), "")
+        out.disk = next((x for x in (*(s.link.complaint for s in self._shards), *(r.disk for r in known)) if x), "")
         out.lost = [s.lost for s in self._shards if s.lost]
         for r in known:
             for number, counts in r.recounts.items():
@@ -333,13 +310,13 @@ class Shards:
         if self._closed:
             return
         self._closed = True
+        self._zeros()  # how far the clocks are apart in the end
         for shard in self._shards:
             shard.ended = bool(shard.lost)
             shard.tell(("finish", None))
-        with contextlib.suppress(InternalError):
-            self._until(lambda: all(s.ended for s in self._shards))
+        self._until(lambda s: s.ended, self._shards)
         for shard in self._shards:
-            shard.close(kill=not shard.ended)
+            shard.link.close(kill=not shard.ended)
         self._selector.close()
         for shard in self._shards:
             if shard.lost:
@@ -349,6 +326,7 @@ class Shards:
         """Requests that a shard was given and died before it wrote them down: never sent, and counted."""
         fold = Fold()
         fold.log(shard.job.directory / f"spool-{shard.job.shard}" / "log.jsonl")
+        self.kept_ns[shard.name] = fold.last_ns
         for row, part in shard.points:
             have = fold.points.get(part.number)
             ended = have is not None and part.number not in fold.open_points
@@ -358,12 +336,12 @@ class Shards:
                 self._recorder.begin_point({**row, "start_ns": shard.start_ns or now}, missing)
                 self._recorder.end_point(part.number, now)
 
-    def _until(self, done: Callable[[], bool]) -> None:
+    def _until(self, done: Callable[[_Shard], bool], those: Sequence[_Shard]) -> list[_Shard]:
+        """Listen until all of them are done; those that are not, END_S later."""
         end = time.monotonic() + END_S
-        while not done():
-            if time.monotonic() > end:
-                raise InternalError(f"the shards of the run did not answer within {END_S:.0f} s")
+        while (left := [s for s in those if not done(s)]) and time.monotonic() < end:
             self._hear(0.5)
+        return left
 
     def _hear(self, wait_s: float) -> None:
         began = time.monotonic()
@@ -375,12 +353,21 @@ class Shards:
             shard.silent_s = 0.0
             words = shard.hear()
             if words is None:
-                self._selector.unregister(shard.out)
+                self._selector.unregister(shard.link.out)
                 if not self._closed or not shard.ended:
                     shard.died()
                 continue
             for what, value in words:
-                shard.understand(what, value)
+                try:
+                    shard.understand(what, value)
+                except (ValueError, TypeError, LookupError):
+                    shard.give_up("said what makes no sense")
+
+
+def _with(own: dict[str, Any], link: dict[str, Any]) -> dict[str, Any]:
+    """A shard's clock, with what the way to it adds: differences and errors add up."""
+    sums: dict[str, Any] = {k: own.get(k, 0) + link[k] for k in ("offset_ns", "offset_error_ns") if k in link}
+    return {**own, **link, **sums}
 
 
 if __name__ == "__main__":

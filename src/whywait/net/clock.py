@@ -40,6 +40,10 @@ class Clock:
         self._distrust_until = 0
         self.steps = 0
 
+    def zero_at(self, mono_ns: int) -> None:
+        """From now on zero is here on CLOCK_MONOTONIC: where the line is another machine's, and ours went astray."""
+        self._zero_mono = mono_ns
+
     def now(self) -> int:
         return time.monotonic_ns() - self._zero_mono
 

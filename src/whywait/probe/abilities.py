@@ -38,6 +38,7 @@ EXTRAS = {
     "yaml": ("yaml", "import of GuideLLM's YAML"),
     "quality": ("jsonschema", "JSON schemas in tasks of quality"),
     "lm-eval": ("lm_eval", "--suite of quality"),
+    "ray": ("ray", "--ray: load and grids on the workers of a Ray cluster"),
     "aic": ("aiconfigurator_core", "simulate --kernels aic"),
 }
 

@@ -25,6 +25,7 @@ from whywait.session import new_directory, stderr
 from whywait.sim import catalog
 from whywait.verbs import measure
 from whywait.verbs.signals import sigterm_as_ctrl_c
+from whywait.verbs.somewhere import somewhere
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -32,7 +33,8 @@ def plan(args: argparse.Namespace) -> int:
         with sigterm_as_ctrl_c():
             found = planned(args, shown=True)
     except KeyboardInterrupt:
-        stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
+        if not (args.ray or args.cells):
+            stderr("stopped: nothing of this plan is kept; fewer machines, engines, layouts or --draws take less time")
         raise
     return _tell(args, found, str(found.directory))
 
@@ -42,7 +44,8 @@ def planned(args: argparse.Namespace, shown: bool = False) -> deciding.Planned:
     ask = _again(args) if args.again else _ask(args)
     directory = new_directory(args.out)
     with _folder(directory):
-        found = deciding.plan(ask, _progress() if shown else None)
+        with somewhere(args):
+            found = deciding.plan(ask, _progress() if shown else None)
         return dataclasses.replace(found, directory=found.keep(directory))
 
 

@@ -36,4 +36,7 @@ def resumed(args: argparse.Namespace, watch: app.Watch | None = None) -> app.Res
     )
     if args.url:
         options = dataclasses.replace(options, url=args.url)
+    if args.ray:
+        here = args.ray == "none"
+        options = dataclasses.replace(options, ray="" if here else args.ray, processes=1 if here else options.processes)
     return app.resume(args.run_dir, options, args.anyway, watch=watch)

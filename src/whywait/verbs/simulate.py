@@ -20,6 +20,7 @@ from whywait.sim import catalog, techniques
 from whywait.sim.deployment import Deployment
 from whywait.sim.result import describe
 from whywait.verbs import measure
+from whywait.verbs.somewhere import somewhere
 
 LOADS = (1.0, 4.0, 16.0, 64.0)
 
@@ -51,7 +52,8 @@ def simulated(args: argparse.Namespace, progress: Callable[[int, int], None] | N
         deployment, workload, loads, measure.slo(args.slo) or measure.common_slo(workload), workload.seed, args.draws,
         args.jobs, args.out, tuple(sys.argv[1:]), tuple(remarks),
     )  # fmt: skip
-    return simulating.simulate(plan, progress=progress)
+    with somewhere(args):
+        return simulating.simulate(plan, progress=progress)
 
 
 def deployment_of(args: argparse.Namespace) -> Deployment:

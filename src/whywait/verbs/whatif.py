@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from whywait import whatif
 from whywait.core.secrets import clean
 from whywait.errors import EXIT_OK, EXIT_UNDECIDED, UsageError
+from whywait.report import live
 from whywait.report import whatif as report
 from whywait.session import stderr
 from whywait.sim import catalog
 from whywait.sim.jit import COMPILED
 from whywait.verbs import measure
+from whywait.verbs.somewhere import somewhere
 
 BOUNDS = {"tpot": "tpot_ms", "ttft": "ttft_ms", "e2e": "e2e_ms", "throughput": "output_tokens_per_s"}
 
@@ -22,7 +26,7 @@ BOUNDS = {"tpot": "tpot_ms", "ttft": "ttft_ms", "e2e": "e2e_ms", "throughput": "
 def what_if(args: argparse.Namespace) -> int:
     if args.html and (not Path(args.html).parent.is_dir() or Path(args.html).is_dir()):
         raise UsageError(f"cannot write a report to {args.html}", "give a file in a folder that exists")
-    found = answered(args)
+    found = answered(args, functools.partial(live.Counter(), "outcomes simulated"))
     if args.calibration:
         stderr(f"calibration: {found.calibration.save(args.calibration)}")
     if args.json:
@@ -36,15 +40,16 @@ def what_if(args: argparse.Namespace) -> int:
     return EXIT_UNDECIDED if args.strict and not any(c.state in ("better", "worse") for c in found.claims) else EXIT_OK
 
 
-def answered(args: argparse.Namespace) -> whatif.WhatIf:
+def answered(args: argparse.Namespace, progress: Callable[[int, int], None] | None = None) -> whatif.WhatIf:
     """The answer to what the flags ask."""
     catalog.use(args.catalog)
     ask = whatif.Ask(
         apply=args.apply or "", machine=args.machine, model=args.model, layout=args.layout, load=args.load,
         slo=measure.slo(args.slo) if args.slo else None, bound=bounds(args.bound), baseline=args.baseline or "",
-        seeds=args.seeds,
+        seeds=args.seeds, jobs=args.jobs,
     )  # fmt: skip
-    return whatif.what_if(args.run_dir, ask)
+    with somewhere(args):
+        return whatif.what_if(args.run_dir, ask, progress)
 
 
 def bounds(text: str | None) -> dict[str, float]:
