@@ -153,9 +153,10 @@ def _pooled(run: Run, g: Gaps, ok: Array) -> tuple[dict[str, Any], list[Doubt]]:
         gap, itl = pool.summary(rng), pool.summary(rng)
         del pool
     else:
+        told = np.broadcast_to(known, tokens.shape)
         gap = pooled_summary(value, row, rng)
         with np.errstate(invalid="ignore"):
-            itl = pooled_summary((value / tokens)[known], row[known], rng, tokens[known])
+            itl = pooled_summary((value / tokens)[told], row[told], rng, tokens[told])
     doubts: list[Doubt] = []
     if coalesced.any():
         low, high = g.low[mine] / ms, g.high[mine] / ms
@@ -163,7 +164,7 @@ def _pooled(run: Run, g: Gaps, ok: Array) -> tuple[dict[str, Any], list[Doubt]]:
         if singly:
             itl["bounds"] = _bounds(low, high, np.broadcast_to(1.0, low.shape))
         else:
-            itl["bounds"] = _bounds((low / tokens)[known], (high / tokens)[known], tokens[known])
+            itl["bounds"] = _bounds((low / tokens)[told], (high / tokens)[told], tokens[told])
     share = float(coalesced.mean()) if len(coalesced) else 0.0
     if share > WITHHOLD:
         gap, itl = _withheld(gap), _withheld(itl)
