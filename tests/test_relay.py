@@ -22,7 +22,7 @@ from whywait.core.run import Run
 from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.core.spool import assemble
 from whywait.errors import MissingExtra, UsageError
-from whywait.load import over_ray, relay
+from whywait.load import link, over_ray, relay, shards
 from whywait.load.over_ray import Workers, lost_doubts, shard_doubts, way_doubts
 from whywait.load.relay import Relay, RelayLink
 from whywait.load.stub import StubProcess
@@ -236,6 +236,70 @@ def test_what_is_killed_loses_a_second_is_named_and_the_run_is_partial(stub, tmp
         one._link._out.close()
     assert not left._directory.exists()
     assert violations(run) == []
+
+
+def test_a_shard_elsewhere_that_stands_still_is_given_up_and_named(stub, tmp_path, monkeypatch):
+    """Its relay answers as ever; what it had recorded is here."""
+    monkeypatch.setattr(shards, "SILENT_S", 2.0)
+    stopped: list[int] = []
+
+    def stop(p: Any) -> None:
+        if p.in_flight == 4 and p.elapsed_s > 1.0 and not stopped:
+            stopped.append(made[-1].actors[1].relay._link.pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    with Session(_options(stub, tmp_path / "r", 2000), lambda _line: None, stop) as s:
+        assert not s.point(Load("concurrency", 4, 20))
+        run = s.finish()
+    assert run.manifest.partial_reason == "shard 1 on 10.0.0.2 said nothing for 2 s"
+    outcomes = run.requests.text("outcome")
+    assert (outcomes.count("censored"), outcomes.count("never_sent")) == (4, 16)
+    assert (run.chunks["id"] % 2 == 1).sum() > 50
+    assert any("shard 1 on 10.0.0.2 was lost" in d["what"] for d in run.manifest.doubts)
+    assert violations(run) == []
+    assert not Path(f"/proc/{stopped[0]}").exists()
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x00\xffnonsense\n", b'["progress", 3]\n', b'["ended", ["", 1, {"no": 1}]]\n', b"0"]
+)
+def test_a_shard_elsewhere_that_talks_nonsense_is_given_up_and_named(stub, tmp_path, monkeypatch, garbage):
+    monkeypatch.setattr(shards, "MOST_WORD", 1 << 20)
+    said: list[bytes] = []
+
+    def watch(p: Any) -> None:
+        if p.in_flight == 4 and not said:
+            said.append(garbage if len(garbage) > 1 else garbage * (2 << 20))
+            relay_there = made[-1].actors[1].relay
+            hear = relay_there.hear
+
+            def garbled(wait_s: float) -> tuple[bytes, bytes, bytes, bool]:
+                chunks, log, words, ended = hear(wait_s)
+                return chunks, log, (said.pop() if len(said) == 2 else words), ended
+
+            said.append(said[0])
+            relay_there.hear = garbled
+
+    with Session(_options(stub, tmp_path / "r", 2000), lambda _line: None, watch) as s:
+        assert not s.point(Load("concurrency", 4, 20))
+        run = s.finish()
+    what = "makes no sense" if len(garbage) > 1 else "has no end"
+    assert run.manifest.partial_reason == f"shard 1 on 10.0.0.2 said what {what}"
+    assert len(run.requests) == 20 == int(run.points["planned"].sum())
+    assert violations(run) == []
+
+
+def test_a_shard_that_takes_nothing_more_does_not_hold_up_who_tells_it(monkeypatch):
+    """Its pipe is full and it stands still; it is told so much that no pipe holds it."""
+    monkeypatch.setattr(link, "TELL_S", 0.3)
+    one = link.Link()
+    os.kill(one.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError, match=r"took nothing for 0\.3 s"):
+        one.tell(bytes(4 << 20))
+    one.kill()
+    assert "was killed by SIGKILL" in one.fate()
+    one.tell(b"the dead take it")
+    one.close(kill=True)
 
 
 def test_a_relay_that_dies_takes_its_shard_along(stub, tmp_path):
