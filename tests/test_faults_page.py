@@ -10,7 +10,7 @@ from pathlib import Path
 
 from whywait.convert import results_file
 from whywait.core import bounded, parquet, timetable
-from whywait.load import shards
+from whywait.load import link, relay, shards
 from whywait.net import coding, dialect, wire
 from whywait.probe import pages, promql
 
@@ -48,4 +48,5 @@ def test_bounds_are_those_of_the_code() -> None:
     assert (wire.MAX_EVENTS, wire.MAX_ANSWER) == (1_048_576, 1 << 30)
     assert wire.MAX_HELD == dialect.MOST_PARSED == results_file.DOCUMENT_BYTES == 256 * mib
     assert (8 * mib, 60, 30) == (pages.MAX_BYTES, promql.TIMEOUT_S, shards.SILENT_S)
+    assert (16 * mib, 30, 20) == (shards.MOST_WORD, link.TELL_S, relay.SILENT_S)
     assert (results_file.UNFOLDS, parquet.MOST_ROWS, timetable.MOST) == (200, 40, 5_000_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,6 +220,23 @@ def test_a_killed_worker_loses_its_last_second_and_is_named(nodes, stub, tmp_pat
     _, err = done(p, 4)
     assert "shard 1 on " in err
     partial(out, f"(process {shards[1]}) was killed by SIGKILL" if what == "shard" else "is lost", at)
+    _gone([*shards.values()])
+
+
+def test_a_shard_that_stands_still_is_given_up_and_named(nodes, stub, tmp_path):
+    """Its relay goes on, and ends it."""
+    out = tmp_path / "r"
+    p = started(("run", stub.url, "--ray", nodes.address), out)
+    shards = shards_there()
+    at = time.time_ns()
+    os.kill(shards[1], signal.SIGSTOP)
+    done(p, 4)
+    run = Run.load(out)
+    assert re.fullmatch(r"shard 1 on \S+ said nothing for 30 s", run.manifest.partial_reason)
+    assert len(run.requests) == 20 == int(run.points["planned"].sum())
+    assert violations(run) == []
+    mine = run.chunks["t_ns"][run.chunks["id"] % 2 == 1]
+    assert float(mine.max()) > at - run.manifest.zero_unix_ns - 1_500_000_000
     _gone([*shards.values()])
 
 

@@ -336,6 +336,27 @@ def test_what_is_told_comes_in_order_whatever_the_network_does():
     assert b"".join(got) == b"0123"
 
 
+def test_one_call_at_most_waits_for_a_shard_that_takes_nothing():
+    """The relay has few, and one of them listens."""
+    one, got, go = Relay(), [], threading.Event()
+
+    def slow(data: bytes) -> None:
+        assert go.wait(10)
+        got.append(data)
+
+    one._link = SimpleNamespace(tell=slow)
+    first = threading.Thread(target=one.tell, args=(0, b"0"))
+    first.start()
+    while 0 in one._told:
+        time.sleep(0.001)
+    for n in (2, 1, 3):
+        one.tell(n, b"%d" % n)  # comes back at once
+    assert got == []
+    go.set()
+    first.join(10)
+    assert b"".join(got) == b"0123"
+
+
 def test_what_is_told_goes_in_pieces_that_ray_does_not_store():
     """Larger arguments (a key is among them) go by an object store, which may write them to a disk."""
     said: list[tuple[int, bytes]] = []

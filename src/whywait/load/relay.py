@@ -91,13 +91,17 @@ class Relay:
         return str(self._directory)
 
     def tell(self, number: int, data: bytes) -> None:
-        """A piece of what the shard is told; the network may have let a later one pass."""
+        """A piece of what the shard is told; the network may have let a later one pass. Only one call ever waits for a
+        shard that takes nothing, so that the others are free to listen."""
         assert self._link is not None
-        with self._telling:
-            self._told[number] = data
-            while (piece := self._told.pop(self._next, None)) is not None:
-                self._link.tell(piece)
-                self._next += 1
+        self._told[number] = data
+        while self._next in self._told and self._telling.acquire(blocking=False):
+            try:
+                while (piece := self._told.pop(self._next, None)) is not None:
+                    self._link.tell(piece)
+                    self._next += 1
+            finally:
+                self._telling.release()
 
     def hear(self, wait_s: float) -> tuple[bytes, bytes, bytes, bool]:
         """(chunks, log, words, whether that was all) since the last time, within ``wait_s``.
