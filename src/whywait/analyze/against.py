@@ -32,6 +32,7 @@ LEAST_BLOCKS, MOST_BLOCKS = 8, 12  # fewer say little of how they differ; more w
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks that is reckoned with
 LEAST_DF = 2.0
 LEAST_PIECES = 4  # of a window
+LEAST_ENDED = 4  # requests in each of them
 BY_RUNS = ", which differ more than its requests tell"  # ends ``Change.how`` where only more runs would narrow it
 RESOLUTION = 1e-3  # of a figure: two runs are not told apart better than this
 Z975 = 1.959963985
@@ -71,7 +72,10 @@ class Change:
         if self.value is None or self.se is None:
             return None, None
         half = quantile(level, self.df) * self.se
-        return self.value - half, self.value + half
+        low, high = self.value - half, self.value + half
+        if self.metric.unit == "share" and self.scale == DIFFERENCE:  # no share grows or falls by more than the whole
+            return max(low, -1.0), min(high, 1.0)
+        return low, high
 
 
 def figure_of(name: str) -> Metric:
@@ -260,11 +264,13 @@ class Comparison:
             return _unknown(name, metric, values, "not known of both")
         scale = _scale(metric, a, b)
         parts = []
-        pieces = tuple(x[np.isfinite(x)] for x in pieces)  # type: ignore[assignment]
+        ended = [_ended(p, name) for p in (self.a, self.b)]
+        pieces = tuple(_joined(x[np.isfinite(x)], n) for x, n in zip(pieces, ended, strict=True))  # type: ignore[assignment]
         if min(map(len, pieces)) < LEAST_PIECES:
             return self._of_bounds(name, metric, values)
-        for x, usual in zip(pieces, values, strict=True):
-            v = _variance(x) / len(x) * widened(x)
+        for x, usual, k in zip(pieces, values, ended, strict=True):
+            # Requests are counted whole: where a window begins and ends between two of them is chance.
+            v = _variance(x) / len(x) * widened(x) + ((usual or 0.0) ** 2 / (6 * k**2) if k else 0.0)
             parts.append(v / usual**2 if scale == RATIO and usual else v)
         total, n = sum(parts), [len(x) for x in pieces]
         if scale == RATIO and not (a > 0 and b > 0):
@@ -315,6 +321,23 @@ class Comparison:
         how = f"{k} runs of A" if c.se is None else f"{c.how}, {k} runs of A"
         return replace(c, a=usual, value=value, se=max(se, _floor(c.scale, usual, c.b)), df=df, why="",
                        how=how + BY_RUNS * (spread > own))  # fmt: skip
+
+
+def _ended(p: Point, name: str) -> int | None:
+    """How many requests a rate of requests counts; None of any other figure, and where no row tells."""
+    which = {"requests_per_s": "ok", "goodput_requests_per_s": "good"}.get(name)
+    if which is None or p.rows is None:
+        return None
+    return int((p.rows[which] & p.rows["inside"]).sum())
+
+
+def _joined(x: Array, ended: int | None) -> Array:
+    """Pieces put together until each has ``LEAST_ENDED`` requests on average: by ones and twos they tell nothing of how
+    much rates vary."""
+    each = math.ceil(LEAST_ENDED * len(x) / ended) if ended else 1
+    n = len(x) // each
+    found: Array = x[: n * each].reshape(n, each).mean(axis=1)
+    return found
 
 
 def _quantile_of(q: str) -> Callable[..., Array]:
