@@ -23,6 +23,7 @@ import numpy as np
 from whywait.analyze.compare import CAUSE, DEVICE, DIFFERENCE, HIGHER, LOWER, NEITHER, PHASE, RATIO, Metric, metric_of
 from whywait.analyze.digest import AT, COST, ENERGY, PER_TIME, SPREAD, TIMED, Point, told
 from whywait.analyze.pairing import pairing
+from whywait.analyze.pieces import ended_of, joined
 from whywait.analyze.stats import QUANTILES, order_ranks
 from whywait.analyze.student import quantile, two_sided
 from whywait.core.table import Array
@@ -32,7 +33,6 @@ LEAST_BLOCKS, MOST_BLOCKS = 8, 12  # fewer say little of how they differ; more w
 MOST_ALIKE = 0.8  # correlation of neighbouring blocks that is reckoned with
 LEAST_DF = 2.0
 LEAST_PIECES = 4  # of a window
-LEAST_ENDED = 4  # requests in each of them
 BY_RUNS = ", which differ more than its requests tell"  # ends ``Change.how`` where only more runs would narrow it
 RESOLUTION = 1e-3  # of a figure: two runs are not told apart better than this
 Z975 = 1.959963985
@@ -264,8 +264,8 @@ class Comparison:
             return _unknown(name, metric, values, "not known of both")
         scale = _scale(metric, a, b)
         parts = []
-        ended = [_ended(p, name) for p in (self.a, self.b)]
-        pieces = tuple(_joined(x[np.isfinite(x)], n) for x, n in zip(pieces, ended, strict=True))  # type: ignore[assignment]
+        ended = [ended_of(p, name) for p in (self.a, self.b)]
+        pieces = tuple(joined(x[np.isfinite(x)], n) for x, n in zip(pieces, ended, strict=True))  # type: ignore[assignment]
         if min(map(len, pieces)) < LEAST_PIECES:
             return self._of_bounds(name, metric, values)
         for x, usual, k in zip(pieces, values, ended, strict=True):
@@ -321,23 +321,6 @@ class Comparison:
         how = f"{k} runs of A" if c.se is None else f"{c.how}, {k} runs of A"
         return replace(c, a=usual, value=value, se=max(se, _floor(c.scale, usual, c.b)), df=df, why="",
                        how=how + BY_RUNS * (spread > own))  # fmt: skip
-
-
-def _ended(p: Point, name: str) -> int | None:
-    """How many requests a rate of requests counts; None of any other figure, and where no row tells."""
-    which = {"requests_per_s": "ok", "goodput_requests_per_s": "good"}.get(name)
-    if which is None or p.rows is None:
-        return None
-    return int((p.rows[which] & p.rows["inside"]).sum())
-
-
-def _joined(x: Array, ended: int | None) -> Array:
-    """Pieces put together until each has ``LEAST_ENDED`` requests on average: by ones and twos they tell nothing of how
-    much rates vary."""
-    each = math.ceil(LEAST_ENDED * len(x) / ended) if ended else 1
-    n = len(x) // each
-    found: Array = x[: n * each].reshape(n, each).mean(axis=1)
-    return found
 
 
 def _quantile_of(q: str) -> Callable[..., Array]:
