@@ -49,6 +49,7 @@ READERS = {
     "show": "show F",
     "plan kept": "show F",
     "prices": f"bill {RUN} --price F",
+    "cells": "simulate --machine h100 --model llama-3.1-8b --concurrency 1 --cells F --out OUT/cells",
     "catalogue": "simulate --machine h100 --model llama-3.1-8b --concurrency 1 --catalog F",
     "candidates": "plan --model llama-3.1-8b --rate 1 --slo ttft=1s --candidates F",
     "calibration": "serve-sim --machine h100 --model llama-3.1-8b --calibration F",

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 import whywait
+from whywait.core import bounded
 from whywait.core.schedule import Schedule
 from whywait.errors import UsageError
 
 HEAD = {"whywait": "cells", "version": 1}
+MOST_LINE = 1 << 20
 Figures = Mapping[str, float | None]
 
 
@@ -46,19 +48,23 @@ class Journal:
 
     def _read(self) -> bool:
         """Whether it is there and begun."""
-        if not self.path.exists() or not self.path.stat().st_size:
+        if not self.path.exists():
             return False
-        for number, line in enumerate(self.path.read_bytes().split(b"\n")):
+        strange = UsageError(f"{self.path} is no file of cells", "another file by --cells")
+        if not self.path.is_file():
+            raise strange
+        begun = False
+        for line in bounded.lines(self.path, MOST_LINE):
             try:
                 value = json.loads(line)
-                if number:
+                if begun and all(v is None or isinstance(v, (int, float)) for v in value["figures"].values()):
                     self._known[value["cell"]] = value["figures"]
-                elif value != HEAD:
-                    raise UsageError(f"{self.path} is no file of cells", "another file by --cells")
-            except (ValueError, KeyError, TypeError):
-                if not number:
-                    raise UsageError(f"{self.path} is no file of cells", "another file by --cells") from None
-        return True
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                value = None
+            if not begun and value != HEAD:
+                raise strange
+            begun = True
+        return begun
 
     def get(self, key: str) -> dict[str, float | None] | None:
         return self._known.get(key)

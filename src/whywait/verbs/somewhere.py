@@ -10,6 +10,7 @@ from pathlib import Path
 
 from whywait.errors import WhywaitError
 from whywait.session import stderr
+from whywait.sim.journal import Journal
 from whywait.sim.spread import Where, over
 
 FOLDER = Path("whywait-runs")
@@ -27,6 +28,8 @@ def somewhere(args: argparse.Namespace) -> Iterator[None]:
     ray, cells = getattr(args, "ray", None) or "", getattr(args, "cells", None)
     passing = FOLDER / f"cells-{_question(args)}.jsonl" if ray and not cells else None
     file = str(cells or passing or "")
+    if cells:
+        Journal(cells).close()  # another kind of file is told before anything is simulated, and nothing is kept in it
     with over(Where(ray, file)):
         try:
             yield
