@@ -15,7 +15,8 @@ from tests.analysis_runs import Service, join
 from tests.comparable_runs import noisy
 from whywait import app
 from whywait.analyze import baseline
-from whywait.analyze.against import Comparison
+from whywait.analyze.against import Change, Comparison
+from whywait.analyze.compare import DIFFERENCE, HIGHER, Metric
 from whywait.analyze.digest import Digest, told
 from whywait.analyze.pairing import pairing
 from whywait.cli import main
@@ -345,3 +346,19 @@ def test_facts_that_are_no_number_are_null(capsys, tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(raw))
     assert call("compare", str(tmp_path / "b.json"), str(tmp_path / "b.json"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["a"]["date"] is None
+
+
+@pytest.mark.parametrize(("n", "known"), [(12, False), (200, True)])
+def test_a_rate_of_few_whole_requests_is_not_known_to_a_hair(n: int, known: bool) -> None:
+    """Each piece of the window holds the same one or two requests; that says nothing of how much the rate varies."""
+    a, b = Service(gap_ms=50).closed(2, n), Service(gap_ms=45).closed(2, n)
+    rate = parts(compare(a, [b]))["requests_per_s"]
+    assert (rate["low"] is not None) == known
+    if known:
+        assert math.log(rate["high"] / rate["low"]) / 2 > 1.9 * math.sqrt(2 / 6) / n  # the two ends of two windows
+
+
+def test_no_share_changes_by_more_than_the_whole() -> None:
+    share, ms = (Metric("x", unit, HIGHER) for unit in ("share", "ms"))
+    assert Change("x", share, 1.0, 0.25, DIFFERENCE, -0.75, 0.3, 11, "", 9).bounds()[0] == -1.0
+    assert Change("x", ms, 1.0, 0.25, DIFFERENCE, -0.75, 0.3, 11, "", 9).bounds()[0] < -1.0

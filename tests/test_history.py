@@ -257,3 +257,18 @@ def test_a_run_that_nobody_measured_says_so_and_no_line_joins_it_to_one_that_was
     assert page.count('class="line-p50"') == 1  # the measured ones; of the others there is one each
     assert page.count('class="cross"') == 1
     assert page.count("M0-6.5 6.5 0") == 2
+
+
+def test_a_summary_kept_among_runs_hides_none_of_them(folder):
+    (folder / "summary.json").write_text('{"kept": "by hand"}')
+    assert len(history(folder)["runs"]) == 3
+
+
+def test_a_run_without_a_date_stands_where_it_was_kept(folder):
+    """Simulated runs have none: they are not older than all others."""
+    kept(folder, "simulated", day=0, made_by="simulated", zero_unix_ns=0)
+    old = (NOON - 30 * DAY, NOON - 30 * DAY)
+    os.utime(folder / "simulated", old)
+    assert history(folder)["runs"][0]["name"] == "simulated"
+    os.utime(folder / "simulated", (NOON + 30 * DAY, NOON + 30 * DAY))
+    assert history(folder)["runs"][-1]["name"] == "simulated"

@@ -288,3 +288,14 @@ def test_keys_are_cut_out_before_escaping_could_disguise_them_and_never_out_of_t
         assert word not in rest
     finally:
         forget()
+
+
+def test_of_a_simulated_service_the_page_calls_nothing_measured():
+    run = sweep()
+    m = dataclasses.replace(run.manifest, made_by="simulated")
+    simulated = dataclasses.replace(run, manifest=m)
+    how = re.compile(r"(?:>|, )measured(?=<)")
+    assert how.search(render(run, analysed(run)))
+    text = render(simulated, analysed(simulated))
+    assert not how.search(text)
+    assert re.search(r"(?:>|, )modelled(?=<)", text)

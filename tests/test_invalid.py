@@ -213,3 +213,11 @@ def test_diagnose_says_it_and_keeps_its_report(stub: StubProcess, tmp_path: Path
     argv = ["diagnose", stub.url, "--no-floor", "--budget", "4s", "--out", str(tmp_path / "r")]
     assert main(argv) == 6
     assert "INVALID" in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_a_closed_loop_cut_before_anything_ended_is_not_held_to_be_late() -> None:
+    """How much of the places' time the client let pass is not known before an answer has ended."""
+    rows = [{"due_ns": 0, "sent_ns": 27 * MS, "end_ns": 53 * MS, "outcome": "censored"} for _ in range(2)]
+    point = {"mode": "concurrency", "target": 2.0, "start_ns": 0, "end_ns": 53 * MS}
+    cut = summarize(make_run(rows, points=[point], partial=True))
+    assert (cut["invalid"], cut["points"][0]["offered"]["valid"]) == ([], None)

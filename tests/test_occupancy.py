@@ -168,3 +168,13 @@ def test_each_pool_of_a_split_service_has_its_own_requests():
     other = device_account(make_run(rows, engine={**engine, "devices": 3}), 0, 500 * MS)  # not what it was told
     assert other.pool_idle_ns == 0
     assert "idle_no_work" not in other.notes
+
+
+def test_an_engine_to_spare_in_a_pool_that_works_is_want_of_load_not_a_pool_without_requests():
+    rows = [_row(0, 50, 500, 500, engine_prefill_ms=50)]
+    engine = {"devices": 5, "pools": {"prefill": [1, 1], "decode": [4, 1]}}
+    a = device_account(make_run(rows, engine=engine), 0, 500 * MS)
+    seen = _ms(a)
+    assert seen["decode_busy"] == 450
+    assert a.pool_idle_ns == (450 + 4 * 50) * MS  # prefill while decode works, all of decode while prefill works
+    assert a.ns["idle_no_work"] == a.pool_idle_ns + 3 * 450 * MS

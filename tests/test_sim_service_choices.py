@@ -299,4 +299,4 @@ def test_the_catalogue_is_listed_and_told_in_full(capsys):
         assert main(["catalog", what, name]) == 0
         assert name.split("-")[0] in capsys.readouterr().out.lower()
     assert main(["catalog", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"machines", "models", "techniques", "engines"}
+    assert set(json.loads(capsys.readouterr().out)) == {"machines", "models", "techniques", "engines", "waits"}

@@ -26,6 +26,7 @@ from whywait.judge.diagnose import judge
 from whywait.judge.paired import waits
 from whywait.load.progress import SoFar
 from whywait.physics.models import Shape
+from whywait.report.history import BARS, GAP
 from whywait.report.live import Live, fitting
 from whywait.report.svg import tag
 from whywait.report.text import Plain, _hanging, console
@@ -53,6 +54,7 @@ def test_no_sign_of_ours_becomes_a_question_mark() -> None:
     assert "● a → b – ◐ 3 × 4\u2009ms é".encode("ascii", STAND_INS) == b"* a -> b - ~ 3 x 4 ms e"
     assert "3 × 4 é →".encode("latin-1", STAND_INS).decode("latin-1") == "3 × 4 é ->"
     assert "答".encode("ascii", STAND_INS) == b"\\u7b54"
+    assert b"\\" not in f"{BARS}{GAP}½◆⇄".encode("ascii", STAND_INS)
 
 
 def test_a_terminal_that_knows_only_ascii(folder: Path) -> None:

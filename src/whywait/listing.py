@@ -88,7 +88,7 @@ def history(directory: Path, choice: Choice | None = None) -> dict[str, Any]:
             text = exc.message if isinstance(exc, WhywaitError) else f"damaged: {type(exc).__name__}: {exc}"
             broken.append({"name": _name(path, directory), "path": str(path), "why": text[:300]})
     runs = [r for r in runs if choice.model in ("", r["model"]) and choice.engine in ("", r["engine"])]
-    runs.sort(key=lambda r: (r["date"] or "", r["name"]))
+    runs.sort(key=lambda r: (r["date"] or _kept(Path(r["path"])), r["name"]))
     runs = runs[-choice.last :] if choice.last else runs
     for r in runs:
         r["at"], r["value"] = _chosen(r, name, choice.at)
@@ -96,6 +96,11 @@ def history(directory: Path, choice: Choice | None = None) -> dict[str, Any]:
         "kind": KIND, "whywait_version": __version__, "directory": str(directory), "figure": name,
         "title": metric.title, "unit": metric.unit, "better": metric.better, "runs": runs, "broken": broken,
     }  # fmt: skip
+
+
+def _kept(path: Path) -> str:
+    """When a run without a date of its own (a simulated one) was written, to stand where it belongs."""
+    return day_of(int(path.stat().st_mtime * 1e9)) or ""
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -106,6 +111,8 @@ def _folders(top: Path) -> Iterator[Path]:
             return
         here = Path(root)
         own = {"manifest.json", "summary.json", *OTHERS} & set(files)
+        if own == {"summary.json"} and folders and not any(f.endswith(".parquet") for f in files):
+            own = set()  # a summary that somebody kept among runs
         spooled = any(f == "spool" or f.startswith("spool-") for f in folders)
         if own or spooled:
             folders.clear()  # what is in a run, or the rounds of a trial, are not runs of their own

@@ -45,6 +45,7 @@ from whywait.watching import Watching
 
 POINTS = 12  # windows of a kept or past Run at most
 SHORTEST_S = 60.0  # of a past Run
+LOOK_S = 0.1  # between looks at whether to end
 SLACK_NS = 15 * NS_PER_S  # readings kept before a window: an unchanged histogram is written every 10 s
 OUTSIDE = {
     "what": "client, network and front end are not seen",
@@ -106,7 +107,8 @@ class Watcher:
 
     def __init__(self, options: Watch, say: Say = stderr) -> None:
         self.options, self._say = options, say
-        self._ended = CANCELLED.get() or threading.Event()
+        self._cancelled = CANCELLED.get()
+        self._signalled = False
         self._handlers: dict[int, Any] = {}
         self._stack = contextlib.ExitStack()
         self._recorder: Recorder | None = None
@@ -138,7 +140,7 @@ class Watcher:
             self._watching.start(self._target, None, self.clock, spool / "readings.jsonl", o.hz)
         main = threading.current_thread() is threading.main_thread()  # no other may take signals
         for number in (signal.SIGINT, signal.SIGTERM) if main else ():
-            self._handlers[number] = signal.signal(number, lambda *_: self._ended.set())
+            self._handlers[number] = signal.signal(number, self._signal)
         self._began = self.clock.now()
         return self
 
@@ -164,7 +166,7 @@ class Watcher:
             due = max(due + round(every_s * NS_PER_S), self.clock.now())  # what was missed is not made up for
             if last is not None:
                 due = min(due, last)
-            if self._ended.wait(max(0.0, (due - self.clock.now()) / NS_PER_S)):
+            if self._told_to_end(due):
                 return
             now = self.clock.now()
             run = self._run((max(self._began, now - round(o.window_s * NS_PER_S)), now))
@@ -174,6 +176,18 @@ class Watcher:
                 whole = now
             if last is not None and now >= last:
                 return
+
+    def _signal(self, *_: Any) -> None:
+        self._signalled = True  # no event: setting one that this very thread is about to wait for would wait for ever
+
+    def _told_to_end(self, due_ns: int) -> bool:
+        """Wait until then; True as soon as a signal or the caller ends it."""
+        while not (self._signalled or (self._cancelled is not None and self._cancelled.is_set())):
+            left = (due_ns - self.clock.now()) / NS_PER_S
+            if left <= 0:
+                return False
+            time.sleep(min(left, LOOK_S))
+        return True
 
     def finish(self) -> app.Result | None:
         """Stop reading, and make the Run that was asked for; None where none was."""

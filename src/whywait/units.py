@@ -71,7 +71,8 @@ def percent(value: float | None) -> str:
         return "<0.1 %"
     if 0.995 <= value < 1:  # what is not the whole is not called the whole
         return f"{min(value * 100, 99.9):.1f} %"
-    return f"{value * 100:.0f} %" if value >= 0.1 or value == 0 else f"{value * 100:.1f} %"
+    whole = abs(value) >= 0.0995 or abs(value) < 0.0005
+    return f"{value * 100 or 0:.0f} %" if whole else f"{value * 100:.1f} %"
 
 
 def size(value: float | None) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 from whywait.analyze.compare import CAUSE, DEVICE, DIFFERENCE, HIGHER, LOWER, NEITHER, PHASE, RATIO, Metric, metric_of
 from whywait.analyze.digest import AT, COST, ENERGY, PER_TIME, SPREAD, TIMED, Point, told
 from whywait.analyze.pairing import pairing
+from whywait.analyze.pieces import ended_of, joined
 from whywait.analyze.stats import QUANTILES, order_ranks
 from whywait.analyze.student import quantile, two_sided
 from whywait.core.table import Array
@@ -71,7 +72,10 @@ class Change:
         if self.value is None or self.se is None:
             return None, None
         half = quantile(level, self.df) * self.se
-        return self.value - half, self.value + half
+        low, high = self.value - half, self.value + half
+        if self.metric.unit == "share" and self.scale == DIFFERENCE:  # no share grows or falls by more than the whole
+            return max(low, -1.0), min(high, 1.0)
+        return low, high
 
 
 def figure_of(name: str) -> Metric:
@@ -260,11 +264,13 @@ class Comparison:
             return _unknown(name, metric, values, "not known of both")
         scale = _scale(metric, a, b)
         parts = []
-        pieces = tuple(x[np.isfinite(x)] for x in pieces)  # type: ignore[assignment]
+        ended = [ended_of(p, name) for p in (self.a, self.b)]
+        pieces = tuple(joined(x[np.isfinite(x)], n) for x, n in zip(pieces, ended, strict=True))  # type: ignore[assignment]
         if min(map(len, pieces)) < LEAST_PIECES:
             return self._of_bounds(name, metric, values)
-        for x, usual in zip(pieces, values, strict=True):
-            v = _variance(x) / len(x) * widened(x)
+        for x, usual, k in zip(pieces, values, ended, strict=True):
+            # Requests are counted whole: where a window begins and ends between two of them is chance.
+            v = _variance(x) / len(x) * widened(x) + ((usual or 0.0) ** 2 / (6 * k**2) if k else 0.0)
             parts.append(v / usual**2 if scale == RATIO and usual else v)
         total, n = sum(parts), [len(x) for x in pieces]
         if scale == RATIO and not (a > 0 and b > 0):

@@ -27,7 +27,8 @@ def offered(one: Run) -> dict[str, Any]:
     """How a load point was offered: ``asked_per_s`` by the timetable (open loop; of a run cut short as far as it came),
     ``sent_per_s``, ``lag_ms`` (due to sent: p99 and largest), ``client_lag_ms`` (its p99 without waiting for a place
     under ``max_in_flight``, which was asked for), ``lag_limit_ms``, ``idle_share`` (closed loop: of the time of the
-    places, how much the client let pass before it sent) and ``valid``, null where the lag is not known.
+    places, how much the client let pass before it sent) and ``valid``, null where the lag is not known, or
+    a closed loop was cut short before a request ended.
 
     False in an open loop where lag or rate is past its bound; a single late send is an accident, not a p99. In a closed
     loop latencies count from the send, so a late one only takes load away: False where both lag and idle share are.
@@ -46,7 +47,7 @@ def offered(one: Run) -> dict[str, Any]:
     idle = _idle_share(one)
     out = {"asked_per_s": asked, "sent_per_s": got, "lag_ms": lag, "client_lag_ms": p99, "lag_limit_ms": limit,
            "idle_share": idle, "valid": None}  # fmt: skip
-    if p99 is None:
+    if p99 is None or (idle is not None and one.manifest.partial and not len(took)):
         return out
     if idle is not None:
         return {**out, "valid": p99 <= limit or idle <= RATE}

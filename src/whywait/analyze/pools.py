@@ -26,7 +26,8 @@ MUCH = 0.2  # of the devices' time
 @dataclass(frozen=True)
 class Pools:
     """``ns`` (ns × devices) by category, adding up to the window's; ``idle`` the share of each pool's time in which it
-    had no request though the service had; ``idle_ns`` the same of all devices."""
+    had no request at all while the other worked; ``idle_ns`` the same of all devices. An engine without a request in a
+    pool that has some is idle for want of load, as of any service."""
 
     ns: dict[str, int]
     idle: dict[str, float]
@@ -35,7 +36,7 @@ class Pools:
     @property
     def said(self) -> str:
         each = ", ".join(f"the {k} pool {percent(v)} of its time" for k, v in self.idle.items())
-        return f"without a request while the service had some: {each}"
+        return f"without any request while the other worked: {each}"
 
 
 def pools_of(run: Run, window: Span, devices: int) -> Pools | None:
@@ -53,7 +54,6 @@ def pools_of(run: Run, window: Span, devices: int) -> Pools | None:
     first, sent = req["first_ns"], req["sent_ns"]
     before = np.where(np.isnan(first), stop, first)
     spans = {
-        "flight": (sent, stop),
         "prefill": (begin, until),
         "decode": (first, np.where(np.isnan(req["last_ns"]), stop, req["last_ns"])),
         # On the way to a pool; of a request that nobody saw in prefill, to either.
@@ -66,7 +66,7 @@ def pools_of(run: Run, window: Span, devices: int) -> Pools | None:
     n = {k: np.searchsorted(a, at, "right") - np.searchsorted(b, at, "right") for k, (a, b) in clipped.items()}
     ns = dict.fromkeys(("prefill_busy", "decode_busy", "idle_no_work", "unknown"), 0)
     idle, idle_ns = {}, 0
-    for pool in POOLS:
+    for pool, other in (POOLS, POOLS[::-1]):
         engines, each = (int(x) for x in told[pool])
         at_work = np.minimum(n[pool], engines)
         free = (engines - at_work) * length * each
@@ -74,7 +74,7 @@ def pools_of(run: Run, window: Span, devices: int) -> Pools | None:
         ns[f"{pool}_busy"] = int((at_work * length).sum()) * each
         ns["idle_no_work"] += int(free[none].sum())
         ns["unknown"] += int(free[~none].sum())
-        alone = int(free[none & (n["flight"] > 0)].sum())
+        alone = int(free[none & (n[pool] == 0) & (n[other] > 0)].sum())
         idle[pool] = alone / max(int(length.sum()) * engines * each, 1)
         idle_ns += alone
     return Pools(ns, idle, idle_ns)

@@ -138,7 +138,7 @@ def _seen(run: Run, row: dict[str, Any], summary: dict[str, Any], acc: RequestAc
 
 def modelled(how: str, run: Run) -> str:
     """``how`` a figure is known: of a simulated service nothing was measured."""
-    return "modelled" if run.manifest.made_by == "simulated" and how != "unknown" else how
+    return "modelled" if run.manifest.origin == "simulated" and how != "unknown" else how
 
 
 def _device(account: dict[str, Any]) -> dict[str, float]:

@@ -64,7 +64,7 @@ def client(e: Evidence, p: Seen) -> list[Verdict]:
     if late >= 0.1:
         facts.append(f"requests were sent {ms(p.mean_ms['client'])} after they were due")
     return [Verdict("the client itself", f"At {p.name} this client is short of CPU: what it saw is its own delay too",
-                    "holds", share, where=p.name, evidence=tuple(facts), point=p.number,
+                    "holds", share, where=p.name, how="derived", evidence=tuple(facts), point=p.number,
                     lever="give whywait cores of its own, lower the load, or more --processes",
                     gain="the figures become the service's own", cost="another core for the client",
                     next_step="run the client on an idle machine or core and repeat")]  # fmt: skip

@@ -35,6 +35,8 @@ class View:
     _ones: dict[int, tuple[Run, Content]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.run.manifest.origin == "simulated":
+            object.__setattr__(self, "summary", _modelled(self.summary))
         given = self.summary["points"]
         order = sorted(range(len(given)), key=lambda i: (self.marked(given[i]), given[i]["target"] or 0.0, i))
         object.__setattr__(self, "points", [given[i] for i in order])
@@ -97,6 +99,20 @@ class View:
     def samples(self) -> list[tuple[Point, Latency, Array]]:
         """:meth:`counted` of every point that is drawn."""
         return [(p, *self.counted(p)) for p in self.drawn]
+
+
+def _modelled(summary: dict[str, Any]) -> dict[str, Any]:
+    """``summary`` of a service that is itself simulated: what was read off it is modelled, not measured."""
+
+    def told(how: str) -> str:
+        return "modelled" if how == "measured" else how
+
+    points = []
+    for p in summary["points"]:
+        phases = {k: {**v, "how": told(v["how"])} for k, v in (p["phases"] or {}).items()}
+        occupancy = {**p["occupancy"], "how": {k: told(v) for k, v in p["occupancy"]["how"].items()}}
+        points.append({**p, "phases": phases or p["phases"], "occupancy": occupancy})
+    return {**summary, "points": points}
 
 
 def load_name(p: Point, label: bool = True) -> str:
