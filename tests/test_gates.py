@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis_runs import Service
+from whywait.analyze.against import figure_of
 from whywait.analyze.summary import summarize
 from whywait.errors import UsageError
 from whywait.judge.gates import Gate, failed_gates, parse_gates
@@ -112,3 +113,10 @@ def test_the_documented_examples_work_on_a_real_summary():
     summary = summarize(Service(slots=2).closed(4, 40))
     assert failed_gates(parse_gates(["goodput_share<0.95", "ttft_ms.p95>500000"]), summary) == []
     assert len(failed_gates(parse_gates(["ttft_ms.p50>1", "counts.ok>=40", "power_w>1"]), summary)) == 3
+
+
+def test_a_gate_names_its_figure_and_unit():
+    said = [_failed(f"{name}>0.5", {name: 2.14091}) for name in ("queue", "goodput_share", "x")]
+    assert [s.partition(" at concurrency 4")[0] for (s,) in said] == [
+        "engine queue, mean: 2.141 requests", f"{figure_of('goodput_share').title}: 214.1 %", "x is 2.14091",
+    ]  # fmt: skip

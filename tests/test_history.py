@@ -251,6 +251,7 @@ def test_a_run_that_nobody_measured_says_so_and_no_line_joins_it_to_one_that_was
     lines = {x.split()[0]: x for x in capsys.readouterr().out.splitlines() if x.strip()}
     assert "simulated" in lines["r1"]
     assert "imported" in lines["r3"]
+    assert all(x.count("imported") <= 1 for x in lines.values())  # the state, never the engine
     assert "simulated" not in lines["r0"]
     page = render(history(tmp_path))
     assert page.count('class="line-p50"') == 1  # the measured ones; of the others there is one each

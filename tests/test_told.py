@@ -28,6 +28,7 @@ from whywait.load.progress import SoFar
 from whywait.physics.models import Shape
 from whywait.report.history import BARS, GAP
 from whywait.report.live import Live, fitting
+from whywait.report.svg import tag
 from whywait.report.text import Plain, _hanging, console
 from whywait.report.trial import wait_rows
 from whywait.twin.baseline import _guessed, _weight_type
@@ -212,3 +213,38 @@ def test_two_pairs_do_not_hide_what_a_change_costs() -> None:
     assert listed["phases.decode"]["way"] == "open"
     rows = {r[0]: r[-1] for r in wait_rows(list(listed.values()))}
     assert rows == {"queue": "", "decode": "not sure"}
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "run", "sweep", "probe", "doctor", "watch"])
+def test_a_folder_of_runs_is_no_service(
+    verb: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent.parent)
+    parent = folder.parent.name
+    for path in (parent, f"./{parent}", f"./{parent}/{folder.name}", "./nowhere"):
+        assert main([verb, path]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"whywait: {path} is "), err  # nothing before it
+        assert "not a service" in err
+        assert ("whywait history" in err) == (path in (parent, f"./{parent}"))
+
+
+def test_a_flag_that_is_none_points_at_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, verb in (
+        (["run", "http://127.0.0.1:9", "--concurency", "2"], "run"),
+        (["run", "http://127.0.0.1:9", "--concurency=2"], "run"),
+        (["engine", "start", "--slotz", "2"], "engine"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        err = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert f"did you mean --{'slots' if verb == 'engine' else 'concurrency'}? whywait {verb} --help shows" in err
+
+
+def test_flags_in_prose_stay_whole_and_escaped() -> None:
+    said = tag("dd", "raise --max-num-seqs N, not <--x-y>; a--b")
+    assert said == ('<dd>raise <span class="flag">--max-num-seqs</span> N, not '
+                    '&lt;<span class="flag">--x-y</span>&gt;; a--b</dd>')  # fmt: skip
+    assert tag("title", "--max-num-seqs") == "<title>--max-num-seqs</title>"
+    assert tag("p", tag("b", "--a-b")) == "<p><b>--a-b</b></p>"  # markup is as it was

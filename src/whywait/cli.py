@@ -87,6 +87,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 
 
 SPACES = "\n\t\u00a0\u2009\u202f"  # that are not printable by Python's word
+UNKNOWN = "unrecognized arguments: "
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,16 +97,36 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"^-\.?\d\S*$")
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        print(f"{self.prog}: {message}\n  → {_meant(message)}{self.prog} --help shows the flags", file=sys.stderr)
+        print(f"{self.prog}: {message}\n  → {_meant(message, self)}{self.prog} --help shows the flags", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
 
 
-def _meant(message: str) -> str:
-    """Of a choice that is none, what was probably meant."""
+def _meant(message: str, at: argparse.ArgumentParser) -> str:
+    """Of a choice or a flag of ``at`` that is none, what was probably meant."""
+    if message.startswith(UNKNOWN):
+        wrongs = [w.partition("=")[0] for w in message.removeprefix(UNKNOWN).split() if w.startswith("--")]
+        likely = [c[0] for w in wrongs if (c := difflib.get_close_matches(w, _known(at), n=1))]
+        return f"did you mean {', '.join(likely)}? " if likely else ""
     wrong, _, known = message.partition("(choose from ")
     word = re.search(r"invalid choice: '(.*?)'", wrong)
     close = difflib.get_close_matches(word[1], re.findall(r"[\w.-]+", known), n=1) if word else []
     return f"did you mean {close[0]}? " if close else ""
+
+
+def _known(at: argparse.ArgumentParser) -> list[str]:
+    """The flags of ``at`` and of the verbs below it."""
+    below = [sub for a in at._actions if isinstance(a, argparse._SubParsersAction) for sub in a.choices.values()]
+    return [*at._option_string_actions, *(flag for sub in below for flag in _known(sub))]
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """As ``parse_args``; what is no flag is told by the verb's parser, whose help lists its flags."""
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    if rest:
+        verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
+        verbs.choices[args.verb].error(f"{UNKNOWN}{' '.join(rest)}")
+    return args
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=STAND_INS)  # a terminal that knows only ASCII gets something like it
-    args = parser().parse_args(argv)
+    args = _parsed(argv)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - closed by the caller of this process
     module, function = VERBS[args.verb][0].split(":")

@@ -28,7 +28,7 @@ from whywait.sim.deployment import Deployment
 from whywait.sim.loads import prepare
 from whywait.sim.spread import Progress
 from whywait.twin.asked import Asked, drawn, longer
-from whywait.twin.baseline import Baseline, as_rows
+from whywait.twin.baseline import Baseline, as_rows, bits_told
 from whywait.twin.draws import AFTER, BEFORE, Cell, outcomes
 from whywait.twin.fitting import begin, fit
 from whywait.twin.limits import possible
@@ -185,7 +185,8 @@ def answer(run: Run, name: str, ask: Ask, progress: Progress | None = None) -> W
     return WhatIf(
         name, ask, headline(ask.words, said, refused, ask.changed), refused,
         helps(found, checked) if spoilt else "", fitted.facts,
-        describe(twin.deployment), describe(after), found, checked, tuple(said),
+        describe(twin.deployment, run, twin.deployment), describe(after, run, twin.deployment),
+        found, checked, tuple(said),
         promises(ask.changes, waits), tuple(waits), tuple(notes), draws, time.monotonic() - began,
         run.manifest.origin,
     )  # fmt: skip
@@ -205,8 +206,11 @@ def changed(d: Deployment, ask: Ask) -> Deployment:
     return techniques.apply(ask.changes, d)
 
 
-def describe(d: Deployment) -> str:
-    """In a line: model, precision, devices, layout, engine."""
+def describe(d: Deployment, run: Run | None = None, own: Deployment | None = None) -> str:
+    """In a line: model, precision, devices, layout, engine. Of a ``run`` whose type of weights is a guess its bits,
+    where the weights are still its ``own``."""
+    kept = own is not None and (own.model, own.precision.weights) == (d.model, d.precision.weights)
+    bits = bits_told(run) if run is not None and kept else None
     p, at = d.precision, d.layout
     ways = [f"{k}={getattr(at, k)}" for k in ("tp", "pp", "dp", "ep") if getattr(at, k) > 1]
     ways += [f"pd={d.split.prefill}:{d.split.decode}"] if d.split else []
@@ -214,9 +218,8 @@ def describe(d: Deployment) -> str:
     count = f"{d.devices} × " if d.machine.words else ""
     where = f"{count}{d.machine.name}{' (' + ', '.join(ways) + ')' if ways else ''}"
     applied = f", with {', '.join(d.applied)}" if d.applied else ""
-    return (
-        f"{d.model.name} ({p.weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once{applied}"
-    )
+    weights = p.weights if bits is None else f"about {bits:.1f} bits a weight"
+    return f"{d.model.name} ({weights}, KV {p.kv}) on {where}, {d.engine.policy}, {d.engine.max_seqs} at once{applied}"
 
 
 class _Compared:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from whywait.analyze.against import figure_of
 from whywait.errors import UsageError
 
 OPS: dict[str, Callable[[float, float], bool]] = {
@@ -16,6 +17,8 @@ OPS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+#: Titles and units of what no comparison has, as the tables call them.
+GAUGES = {"queue": ("engine queue, mean", "requests"), "queue_max": ("engine queue, peak", "requests")}
 EXAMPLE = "such as 'goodput_share<0.95' or 'ttft_ms.p95>500'; keys are those of a point in summary.json"
 
 
@@ -79,7 +82,18 @@ def _failed(gate: Gate, figures: dict[str, Any], at: str) -> list[str]:
     value, name = _value(figures, gate), ".".join(gate.path)
     if value is None:
         return [f"{name} is unknown{at}, so {gate.text!r} does not pass"]
-    return [f"{name} is {value:.6g}{at} ({gate.text})"] if OPS[gate.op](value, gate.limit) else []
+    return [f"{_amount(name, value)}{at} ({gate.text})"] if OPS[gate.op](value, gate.limit) else []
+
+
+def _amount(name: str, value: float) -> str:
+    """The figure in words, by its title and unit: a bare number may be taken for a share."""
+    try:
+        title, unit = GAUGES.get(name) or figure_of(name)[:2]
+    except KeyError:
+        return f"{name} is {value:.6g}"
+    if unit == "share":
+        return f"{title}: {100 * value:.4g} %"
+    return f"{title}: {value:.4g}{f' {unit}' if unit else ''}"
 
 
 def _value(point: dict[str, Any], gate: Gate) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import http.client
 import os
 import socket
@@ -132,7 +133,7 @@ def parse_url(
         address: tuple[int, tuple[Any, ...] | str] = (socket.AF_UNIX, socket_path)
         return Endpoint("unix", "localhost", 0, base, address, dialect, api_key, timeout_s, reach)
     if "://" not in url:
-        _no_folder(url)
+        no_folder(url)
         url = "http://" + url
     try:
         parts = urlsplit(url)
@@ -152,13 +153,20 @@ def parse_url(
     )  # fmt: skip
 
 
-def _no_folder(url: str) -> None:
+def no_folder(url: str) -> None:
     """
     Raises:
-        UsageError: it is the folder of a saved run.
+        UsageError: it is the folder of a saved run, a folder of runs, or a path (``./…``), which no service has.
     """
+    if "://" in url or url.startswith("unix:"):
+        return
     if os.path.isfile(os.path.join(url, "manifest.json")):
         raise UsageError(f"{url} is the folder of a saved run, not a service", f"whywait show {url}")
+    a_path = url.startswith((".", "/", "~"))
+    if os.path.isdir(url) and (a_path or glob.glob(os.path.join(glob.escape(url), "*", "manifest.json"))):
+        raise UsageError(f"{url} is a folder, not a service", f"whywait history {url} lists the runs in it")
+    if a_path:
+        raise UsageError(f"{url} is a path, not a service", "use http://host:port; a saved run: whywait show FOLDER")
 
 
 def _base(path: str, dialect: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from whywait.judge.vocabulary import CAUSES, told
-from whywait.report.svg import Html, cat, details, tag
+from whywait.report.svg import Html, cat, details, tag, unbroken
 from whywait.units import percent
 
 STATES = {"holds": "● Holds", "undecided": "◐ Undecided", "fails": "○ Not the cause"}
@@ -29,7 +29,7 @@ def strip(verdicts: list[dict[str, Any]], doubts: int) -> Html:
     share = tag("b", percent(v["share"])) + f" of {v['of']}" if v["share"] is not None else Html()
     where = f"at {v['where']}" if v["where"] else ""
     first = cat([head, *([" · ", share] if share else []), " ", where, " · ", doubted])
-    rest = [tag("p", tag("b", f"{name}: ") + v[key]) for key, name in
+    rest = [tag("p", tag("b", f"{name}: ") + unbroken(v[key])) for key, name in
             (("lever", "What would change it"), ("next_step", "To settle it")) if v[key]]  # fmt: skip
     return tag("div", tag("p", first) + cat(rest), class_=f"strip {v['state']}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whywait.report.compared import HEAD, STATES, WAIT_HEAD, figure_rows, how, side, wait_rows, why_open
@@ -20,9 +20,9 @@ def render(result: Mapping[str, Any]) -> str:
         ("findings", "Findings", cat(map(_summary, result["comparisons"])) + tag("p", _rule(result), class_="note"))
     ]
     if result["gates"]:
-        rows = [[g["gate"], g["b"], g["load"], g["state"], g["why"]] for g in result["gates"]]
+        rows = [[g["gate"], g["state"], g["why"], g["b"], g["load"]] for g in result["gates"]]
         parts.append(
-            ("gates", "Gates", table(["gate", "B", "load", "", "why"], rows, "Conditions (--fail-if)", "text"))
+            ("gates", "Gates", table(["gate", "result", "why", "B", "load"], rows, "Conditions (--fail-if)", "text"))
         )
     many = len(result["comparisons"]) > 1
     for i, c in enumerate(result["comparisons"]):
@@ -57,11 +57,17 @@ def _point(p: Mapping[str, Any], key: str) -> Html:
     }
     over = "the pairs of requests" if p["paired"] else "the requests and pieces of both windows"
     body = tag("p", how(p), class_="meta") + forest(drawn, key, over)
-    body += table(HEAD, figure_rows(p), f"Figures at {p['load']}")
+    body += table(*_answer_first(HEAD, figure_rows(p)), f"Figures at {p['load']}")
     if rows := wait_rows(p):
-        body += table(WAIT_HEAD, rows, "Waits that moved: mean per request, and share of the device's time")
+        caption = "Waits that moved: mean per request, and share of the device's time"
+        body += table(*_answer_first(WAIT_HEAD, rows), caption)
     lines = [*why_open(p), *(f"{name}: by {note}" for name, note in p["notes"].items())]
     return body + cat(tag("p", line, class_="note") for line in lines)
+
+
+def _answer_first(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The last column beside the name: a narrow screen shows no more than these two."""
+    return [head[0], "result", *head[1:-1]], [[r[0], r[-1], *r[1:-1]] for r in rows]
 
 
 def _changed(c: Mapping[str, Any]) -> Html:

@@ -34,8 +34,7 @@ def print_history(result: Mapping[str, Any], out: Console | None = None) -> None
     for r in runs:
         point = next((p for p in r["points"] if p["load"] == r["at"]), None)
         figures = point["figures"] if point else {}
-        who = r["engine"] or r["made_by"] or "–"
-        rows.append([r["name"], (r["date"] or "–")[5:16].replace("T", " "), state(r), who,
+        rows.append([r["name"], (r["date"] or "–")[5:16].replace("T", " "), state(r), r["engine"] or "–",
                      _short(r["model"] or "–", 20), _load(r["at"]), amount(r["value"], result["unit"]),
                      *(amount(figures.get(n), "ms") for n in beside)])  # fmt: skip
     print_table(out, head, rows)

@@ -63,8 +63,7 @@ def _table(result: Mapping[str, Any]) -> Html:
     for r in result["runs"]:
         figures: Mapping[str, Any] = next((p["figures"] for p in r["points"] if p["load"] == r["at"]), {})
         told = "; ".join(filter(None, (r["verdict"], r["why"])))
-        who = r["engine"] or r["made_by"] or "–"
-        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), state(r) or "whole", who,
+        rows.append([r["name"], (r["date"] or "–")[:16].replace("T", " "), state(r) or "whole", r["engine"] or "–",
                      clip(r["model"] or "–"), clip(r["machine"] or "–"), r["at"] or "–",
                      amount(r["value"], result["unit"]), *(amount(figures.get(k), unit) for k, _, unit in columns),
                      clip(told or "–", 200)])  # fmt: skip

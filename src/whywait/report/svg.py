@@ -22,6 +22,8 @@ At = tuple[float, float]
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff]"
 )
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_PROSE = {"dd", "h1", "h3", "li", "p", "td"}
 _LETTER = 6.6  # px, about the width of a letter of a plot's text
 
 
@@ -47,8 +49,14 @@ def esc(value: object) -> Html:
 
 def tag(name: str, body: object = "", **attrs: object) -> Html:
     """``<name …>body</name>``, all escaped; ``class_`` and ``aria_label`` become class and aria-label; None is left
-    out."""
-    return Html(f"<{name}{_attrs(attrs)}>{esc(body)}</{name}>")
+    out. Flags in the text of prose and cells stay whole (:func:`unbroken`)."""
+    text = unbroken(body) if name in _PROSE else esc(body)
+    return Html(f"<{name}{_attrs(attrs)}>{text}</{name}>")
+
+
+def unbroken(text: object) -> Html:
+    """``text`` escaped, its command-line flags (``--max-seqs``) not to be broken at their hyphens; markup as it is."""
+    return esc(text) if isinstance(text, Html) else Html(_FLAG.sub(r'<span class="flag">\g<0></span>', esc(text)))
 
 
 def cat(parts: Iterable[object]) -> Html:

@@ -218,6 +218,15 @@ def _guessed(shape: Shape, weights: str) -> str:
     return f"the run says {shape.bytes_per_param * 8:.1f} bits a weight, taken as {weights}"
 
 
+def bits_told(run: Run) -> float | None:
+    """Bits a weight by the run's own bytes, where the type of the weights that stands for them is a guess."""
+    shape = Shape.from_dict(run.manifest.engine.get("model_shape"))
+    if shape is None:
+        return None
+    nearest = min(_WEIGHTS, key=lambda k: abs(math.log(_WEIGHTS[k] / shape.bytes_per_param)))
+    return shape.bytes_per_param * 8 if _guessed(shape, nearest) else None
+
+
 def arch_from_shape(name: str, shape: Shape) -> Arch:
     """A model with the totals of ``shape``: heads of a usual size, a square attention output, and the feed-forward
     width that makes the weights add up. What a step reads and computes is that of the totals."""

@@ -9,17 +9,19 @@ import os
 from whywait.core import secrets
 from whywait.engines import use_file
 from whywait.errors import UsageError
-from whywait.net.endpoint import read_key
+from whywait.net.endpoint import no_folder, read_key
 from whywait.net.reach import Reach, page_url
 from whywait.probe.promql import Prometheus, parse_match
 
 
 def engine_file(args: argparse.Namespace) -> None:
-    """``--engine-file``: from here on the user's table is one of ours.
+    """``--engine-file``: from here on the user's table is one of ours. Before anything is said or started.
 
     Raises:
-        UsageError: it is not a table.
+        UsageError: it is not a table, or the URL is a path.
     """
+    if getattr(args, "url", None):
+        no_folder(args.url)
     if args.engine_file:
         use_file(args.engine_file)
 
