@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from whywait.analyze.counters import answered_share, delta
+from whywait.core.spool import readings_table
 from whywait.core.table import Table
 from whywait.errors import InternalError, UsageError
 from whywait.probe.pages import Fetcher, MetricsPage, SlotsPage
@@ -205,6 +206,10 @@ def test_spool_survives_a_torn_and_a_garbled_line(tmp_path: Path) -> None:
                   (1, 2, "metrics/0", "odd", None, None))
     ]  # fmt: skip
     assert len(Table.from_rows("readings", rows)) == 3
+    whole = b'[5,6,"metrics/0","running",null,2]\n'
+    Path(path + "2").write_bytes(b'[1,2,["s"],"n",null,1]\n[1,2,"s",null,null,1]\n[1,2,"s","n",{},1]\n' + whole)
+    table = readings_table([Path(path + "2")])  # lines that are JSON and no readings
+    assert (table["asked_ns"].tolist(), table["source"].tolist()) == ([5], ["metrics/0"])
     assert read_spool(tmp_path / "nothing") == []
 
 

@@ -111,8 +111,11 @@ def test_another_kind_of_file_is_left_alone(tmp_path, text):
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match="cannot keep cells in"):
+    with pytest.raises(UsageError, match="is a folder, no file of cells"):
         Journal(tmp_path)
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UsageError, match="cannot keep cells in"):
+        Journal(tmp_path / "x" / "cells")
 
 
 def test_digests_tell_apart_what_differs_and_nothing_else():

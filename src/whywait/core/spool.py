@@ -94,6 +94,8 @@ def readings_table(paths: Iterable[Path]) -> Table:
             while (line := _line(f)).endswith(b"\n"):
                 try:
                     a, b, source, name, labels, v = orjson.loads(line)
+                    if not (isinstance(source, str) and isinstance(name, str) and isinstance(labels, str | None)):
+                        continue
                     times = array("q", (a, b))
                     value.append(float("nan") if v is None else v)
                 except (ValueError, TypeError, OverflowError):

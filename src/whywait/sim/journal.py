@@ -50,7 +50,8 @@ class Journal:
         """Whether it is there and begun."""
         if not self.path.exists():
             return False
-        strange = UsageError(f"{self.path} is no file of cells", "another file by --cells")
+        a_folder = "a folder, " if self.path.is_dir() else ""
+        strange = UsageError(f"{self.path} is {a_folder}no file of cells", "another file by --cells")
         if not self.path.is_file():
             raise strange
         begun = False
