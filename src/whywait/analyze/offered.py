@@ -11,8 +11,6 @@ import numpy as np
 
 from whywait.analyze.counters import delta
 from whywait.analyze.latency import CLOSED, OK
-from whywait.analyze.stats import Doubt
-from whywait.analyze.streams import Content, is_alike
 from whywait.core.columns import OUTCOMES
 from whywait.core.run import Run
 from whywait.core.table import Array
@@ -139,27 +137,6 @@ def errors(one: Run) -> list[dict[str, Any]]:
     found = Counter((o, f, None if np.isnan(s) else int(s), d or "") for o, f, s, d in rows if o != "ok")
     order = sorted(found.items(), key=lambda x: (-x[1], str(x[0])))
     return [{"outcome": o, "fault": f, "status": s, "detail": d, "n": n} for (o, f, s, d), n in order]
-
-
-def miscounted(one: Run, c: Content) -> list[Doubt]:
-    """A doubt when the tokens the service counted in the chunks do not add up to its usage.
-
-    Only a cross-check: the usage is what every figure uses. One token more is a stop token, which has no text; where
-    tokens of chunks are inferred they add up by themselves.
-    """
-    n = one.requests["output_tokens"]
-    counts = c.counts(len(n))
-    # NaN where a chunk's tokens are unknown.
-    seen = counts * float(c.tokens[0]) if is_alike(c.tokens) else np.bincount(c.row, c.tokens, len(n))
-    has = counts > 0
-    mine = has & ~np.isnan(seen) & (one.requests["outcome"] == OK) & (n > 0)
-    off = np.abs(n - seen)[mine]
-    if not (off > 1).any():
-        return []
-    share = float((off / n[mine]).max())
-    what = f"{int((off > 1).sum())} requests: the tokens counted in their chunks are not their usage"
-    why = f"they differ by up to {share:.0%}; the usage is what all figures use"
-    return [{"what": what, "why": why, "next": "ask whose count is right: the usage or the counts per chunk"}]
 
 
 def acceptance(run: Run, span: tuple[int, int]) -> float | None:

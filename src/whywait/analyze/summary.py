@@ -13,9 +13,10 @@ from whywait.analyze.bill import energy_figures
 from whywait.analyze.classes import by_class as figures_by_class
 from whywait.analyze.counters import gauge
 from whywait.analyze.goodput import goodput
+from whywait.analyze.integrity import miscounted, strange
 from whywait.analyze.latency import latency_summary, per_request
 from whywait.analyze.occupancy import device_account
-from whywait.analyze.offered import errors, invalid, miscounted, offered
+from whywait.analyze.offered import errors, invalid, offered
 from whywait.analyze.parts import by_class, by_latency
 from whywait.analyze.phases import DECODE, PHASES, PREFILL, STALL, RequestAccount, account, point_account
 from whywait.analyze.pools import unbalanced
@@ -123,7 +124,7 @@ def summarize_point(run: Run, number: int, acc: RequestAccount | None = None) ->
     w, c = window_of(one), content(one)
     inside = starts_inside(one, w.start_ns, w.end_ns) if not w.whole else np.ones(len(one.requests), dtype=bool)
     latency, found = latency_summary(one, inside, c)
-    found += miscounted(one, c)
+    found += miscounted(one, c) + strange(one)
     lat = per_request(one)
     ok = lat.ok
     tokens, peak, missing = token_rate(one, c, w, ok)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from whywait.analyze.counters import SHARES, delta, no_share
+from whywait.analyze.integrity import unasked
 from whywait.analyze.latency import CLOSED, OK, Latency, per_request
 from whywait.analyze.offered import RATE, offered
 from whywait.analyze.passive import is_passive
@@ -87,7 +88,7 @@ def doubts(run: Run) -> list[Doubt]:
     if run.manifest.partial:
         found.append(_partial(run))
     whole: tuple[Callable[[Run], Doubt | None], ...] = (
-        _client_lag, _coalesced, _user_clock, _clock_steps, _lost_probes, _sampler_still, _no_shares,
+        _client_lag, _coalesced, unasked, _user_clock, _clock_steps, _lost_probes, _sampler_still, _no_shares,
     )  # fmt: skip
     found += [d for check in whole if (d := check(run))]
     pointwise: tuple[Callable[[list[_Part]], Doubt | None], ...] = (

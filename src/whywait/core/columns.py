@@ -21,6 +21,8 @@ FAULTS = ("none", "service", "network", "client", "user")
 KINDS = ("role", "reasoning", "answer", "tool")
 CLOCKS = ("kernel", "user")
 MODES = ("concurrency", "rate", "trace")
+#: What an answer that ended well may hold all the same (``detail``).
+STRANGE = ("events that make no sense", "output after its end")
 MADE_BY = ("measured", "simulated", "imported")
 
 
@@ -81,7 +83,7 @@ REQUESTS = (
     Column("first_chunk_tokens", "i64", "tokens", "tokens in the first content chunk, when known"),
     _req("outcome", "enum", "", "how it ended; the list is closed", OUTCOMES),
     _req("fault", "enum", "", "whose fault, when not ok", FAULTS),
-    Column("detail", "str", "", "error type or code in few words; never the body"),
+    Column("detail", "str", "", "error type or code, or what is strange in an ok answer, in few words; never the body"),
     Column("status", "i64", "", "HTTP status"),
     Column("finish_reason", "str", "", "finish_reason as sent"),
     Column("engine_queue_ms", "f64", "ms", "queue time the engine reports for this request"),

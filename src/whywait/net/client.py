@@ -81,7 +81,7 @@ class Client:
         self.endpoint, self.recorder, self.clock = endpoint, recorder, clock
         self.in_flight = 0
         self.reads = self.coalesced_reads = self.coalesced_late = self.chunks = self.coalesced_chunks = 0
-        self.user_stamps = self.succeeded = self.failed = self.failed_in_a_row = self.timeouts = 0
+        self.user_stamps = self.succeeded = self.failed = self.failed_in_a_row = self.timeouts = self.unasked = 0
         self.last_failure = ""
         self.lag = stamps.LagHistogram()  # kernel stamp → our read
         self.send_lag = stamps.LagHistogram()  # due → sent
@@ -165,7 +165,8 @@ class Client:
         return {
             "reads": self.reads, "chunks": self.chunks, "coalesced_chunks": self.coalesced_chunks,
             "coalesced_reads": self.coalesced_reads, "coalesced_reads_while_late": self.coalesced_late,
-            "user_clock_reads": self.user_stamps, "read_lag_ms": q(self.lag), "send_lag_ms": q(self.send_lag),
+            "user_clock_reads": self.user_stamps, "unasked": self.unasked,
+            "read_lag_ms": q(self.lag), "send_lag_ms": q(self.send_lag),
         }  # fmt: skip
 
     # connections
@@ -174,7 +175,10 @@ class Client:
         while self._idle:
             conn = self._idle.pop()
             if conn.state == "idle":
-                return conn
+                if (waits := conn.waiting()) is None:
+                    return conn
+                self.unasked += bool(waits)  # it would be taken for the answer to what is sent now
+                self._drop(conn)
         return None
 
     def _open(self, now: int) -> Conn:
@@ -224,6 +228,7 @@ class Client:
                 conn.fresh = False
                 self._idle.append(conn)
             elif n == 0 or data or conn.ended:
+                self.unasked += bool(data)
                 self._drop(conn)  # closed while idle, or it speaks unasked (TLS may, among itself)
             return
         if n > 0 and flight is not None:
@@ -329,6 +334,7 @@ class Client:
     def _close(self, flight: Flight, event: Finished | Failed) -> None:
         self.recorder.event(event)
         self.in_flight -= 1
+        self.unasked += flight.response.unasked
         flight.response.close()
         self._timers.ended(flight)
         if event.facts["outcome"] == "ok":

@@ -100,6 +100,18 @@ class Conn:
             self._handshake()
         return self._decrypt(), n, kernel
 
+    def waiting(self) -> bytes | None:
+        """A byte that came over this idle connection and was not read yet, b'' where the peer has closed it, None where
+        there is neither; always None over TLS, which speaks among itself."""
+        if self._tls is not None:
+            return None
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return b""
+
     def close(self) -> None:
         self.state = "closed"
         self._poller.remove(self.sock)

@@ -34,8 +34,8 @@ class Answer:
     tokens None when the service does not say. ``tap`` sees every object that has output in it."""
 
     __slots__ = (
-        "_tap", "bad_events", "error", "events", "finish_reason", "metrics", "over", "parsed", "request_id", "saw_done",
-        "timings", "usage",
+        "_tap", "bad_events", "error", "events", "finish_reason", "late", "metrics", "over", "parsed", "request_id",
+        "saw_done", "timings", "usage",
     )  # fmt: skip
 
     def __init__(self, tap: Tap | None = None) -> None:
@@ -50,6 +50,7 @@ class Answer:
         self.metrics: dict[str, Any] = {}
         self.request_id: str | None = None
         self.bad_events = 0
+        self.late = False  # there was output after its end was said
         self.parsed = False  # a whole answer that was an answer
 
     @property
@@ -139,7 +140,12 @@ class ChatAnswer(Answer):
             if type(choice) is not dict:
                 self.bad_events += 1
                 return
-            this = self._kind(choice)
+            index = choice.get("index")
+            if type(index) is not int:
+                index = 0
+            over = self.saw_done or self._open.get(index) is False
+            this = self._kind(choice, index)
+            self.late = self.late or (over and this != ROLE)
             kind = this if this > kind else kind
             if "token_ids" in choice:
                 more = choice["token_ids"]
@@ -150,10 +156,7 @@ class ChatAnswer(Answer):
             self._missed = self._missed or kind != ROLE
             self.events.append((kind, None))
 
-    def _kind(self, choice: dict[str, Any]) -> int:
-        index = choice.get("index")
-        if type(index) is not int:
-            index = 0
+    def _kind(self, choice: dict[str, Any], index: int) -> int:
         reason = choice.get("finish_reason")
         if reason or index not in self._open:
             self._going(index, reason)
@@ -233,6 +236,7 @@ class ResponsesAnswer(Answer):
         if kind is not None:
             if self._tap is not None:
                 self._tap(obj)
+            self.late = self.late or self.over
             self.events.append((kind if obj.get("delta") else ROLE, None))
             return
         if what == "error":

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from whywait.core.columns import STRANGE
 from whywait.engines import request_fields
 from whywait.net.dialect import Answer, count
 from whywait.net.wire import Response
@@ -56,7 +57,8 @@ def _outcome(r: Response, chunks: int) -> tuple[str, str, str | None]:
     if not r.stream and r.complete:
         return ("ok", "none", None) if r.answer.parsed else ("protocol", "service", f"{_kind(r)} that is no answer")
     if r.answer.finished:
-        return "ok", "none", None
+        odd = (bool(r.answer.bad_events), r.answer.late)
+        return "ok", "none", "; ".join(what for what, is_so in zip(STRANGE, odd, strict=True) if is_so) or None
     if r.lenient and r.complete and chunks:
         return "ok", "none", "neither finish_reason nor [DONE], taken for an end (--lenient-eof)"
     if r.stream:

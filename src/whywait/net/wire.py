@@ -120,7 +120,7 @@ class Response:
 
     __slots__ = (
         "_bare", "_body", "_count", "_inflate", "_parser", "_size", "_sse", "answer", "body", "complete", "events",
-        "headers", "headers_done", "keep_alive", "lenient", "not_sse", "started", "status", "stream",
+        "headers", "headers_done", "keep_alive", "lenient", "not_sse", "started", "status", "stream", "unasked",
     )  # fmt: skip
 
     def __init__(self, stream: bool, tap: Tap | None = None, dialect: str = "chat", lenient: bool = False) -> None:
@@ -133,6 +133,7 @@ class Response:
         self.keep_alive = False
         self.started = False  # any byte came
         self.not_sse = False
+        self.unasked = False  # bytes of another answer came behind it
         self.body = bytearray()
         self.answer: Answer = ANSWERS[dialect](tap)
         self.events = self.answer.events
@@ -155,7 +156,7 @@ class Response:
 
     def on_headers_complete(self) -> None:
         if self.complete:
-            self.keep_alive = False  # an answer nobody asked for
+            self.keep_alive, self.unasked = False, True
             return
         status = self._parser.get_status_code()
         if 100 <= status < 200:
@@ -221,7 +222,7 @@ class Response:
         except httptools.HttpParserError as exc:
             if not self.complete:
                 raise WireError(f"not HTTP: {exc}") from None
-            self.keep_alive = False  # the answer is whole; what follows it is the connection's problem
+            self.unasked, self.keep_alive = self.keep_alive, False  # the answer is whole; what follows it is none
         if was_complete:
             self.keep_alive = False
         self._count += len(self.events)
