@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.analysis_runs import make_run
 from whywait.app import Load
 from whywait.core.check import violations
 from whywait.core.recorder import spools_of
-from whywait.core.run import Run
+from whywait.core.resume import joined
+from whywait.core.run import Run, before_point
 from whywait.core.schedule import Lengths, RequestClass, Workload
 from whywait.core.spool import assemble
 from whywait.errors import MissingExtra, UsageError
@@ -483,3 +485,17 @@ def test_the_floor_is_that_of_the_worst_worker_or_unknown():
 def test_workers_is_what_the_session_asks():
     """The stand-in above has what the real one has."""
     assert {n for n in vars(Place) if not n.startswith("_")} <= {n for n in vars(Workers) if not n.startswith("_")}
+
+
+def test_a_shard_that_was_lost_is_no_doubt_of_the_point_measured_anew():
+    lost = over_ray.lost_doubts({"shard 0 on a": 5_000_000_000})
+    other = {"what": "the client stood still", "why": "", "next": ""}
+    cut, anew = make_run([{"sent_ns": 0}], doubts=[*lost, other]), make_run([{"sent_ns": 0}])
+    assert [d["what"] for d in joined(before_point(cut, 0), anew, "run").manifest.doubts] == [other["what"]]
+
+
+def test_what_ray_says_comes_to_a_few_words():
+    gone = type("ActorUnavailableError", (Exception,), {})
+    assert relay._why(gone("The actor 0a is unavailable: RpcError")) == "its node is gone, or cut off from here"
+    said = "The task is not schedulable: the node does not exist any more. lease_id=0400ff, task_id=1"
+    assert cluster.first_line(ValueError(f"head\n{said}")) == said.partition(" lease_id")[0]

@@ -11,6 +11,8 @@ from whywait.core.columns import OUTCOMES
 from whywait.core.run import Manifest, Run, concat, with_zero
 
 _OPEN = (OUTCOMES.index("censored"), OUTCOMES.index("never_sent"))
+#: How a doubt ends that a shard died: it is of the point that was cut short, which is measured again.
+LOST = " was lost"
 #: What makes a service the same one, by part of the manifest.
 _SAME = {
     "endpoint": ("url", "dialect", "stream"),
@@ -44,8 +46,9 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
 def joined(first: Run, second: Run, source: str) -> Run:
     """Both as one Run, told from the zero of the first. The manifest is the second's, and names both halves."""
     zero = first.manifest.zero_unix_ns
-    whole = Run(dataclasses.replace(first.manifest, partial=False, partial_reason=""), first.points, first.requests,
-                first.chunks, first.steps, first.readings)  # fmt: skip
+    doubts = [d for d in first.manifest.doubts if not d["what"].endswith(LOST)]
+    was = dataclasses.replace(first.manifest, partial=False, partial_reason="", doubts=doubts)
+    whole = Run(was, first.points, first.requests, first.chunks, first.steps, first.readings)
     union = concat([whole, with_zero(second, zero)])
     m, u = second.manifest, union.manifest
     client = dict(m.client)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from whywait.core.resume import LOST
 from whywait.errors import UsageError
 from whywait.load.relay import Relay, RelayLink
 from whywait.net import cluster
@@ -179,7 +180,7 @@ def shard_doubts(clock: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[st
 
 def lost_doubts(kept_ns: Mapping[str, int]) -> Doubts:
     """Shards that died: how far what they recorded is here."""
-    return [_doubt(f"{name} was lost", f"what it recorded is here up to {at / NS_PER_S:.1f} s; what it had not sent "
+    return [_doubt(f"{name}{LOST}", f"what it recorded is here up to {at / NS_PER_S:.1f} s; what it had not sent "
                    "home then, a second or as long as it was silent, died with it",
                    "run it again; whywait resume keeps the points that were whole")
             for name, at in kept_ns.items()]  # fmt: skip

@@ -294,7 +294,10 @@ class RelayLink(Link):
 
 
 def _why(exc: BaseException) -> str:
-    return f"it has not answered for {SILENT_S:.0f} s" if "imeout" in type(exc).__name__ else first_line(exc)
+    name = type(exc).__name__
+    if "imeout" in name:
+        return f"it has not answered for {SILENT_S:.0f} s"
+    return "its node is gone, or cut off from here" if name == "ActorUnavailableError" else first_line(exc)
 
 
 def _all(write: Callable[[bytes], int], data: bytes) -> None:

@@ -237,4 +237,4 @@ def first_line(exc: BaseException) -> str:
     """What an exception of Ray's comes to, in a line: its own begin with headings."""
     lines = [x.strip() for x in str(exc).splitlines() if x.strip()]
     telling = [x for x in lines if "died" in x or "because" in x or "Error" in x]
-    return (telling or lines or [type(exc).__name__])[-1][:200]
+    return (telling or lines or [type(exc).__name__])[-1].partition(" lease_id=")[0][:200]
