@@ -348,7 +348,8 @@ def test_the_manifest_marks_a_run_as_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append(Path(b).name), replace(a, b)))
     _saved(tmp_path)
     assert order[-1] == "manifest.json"
-    assert {"points.parquet", "requests.parquet", "chunks.parquet", "readings.parquet"} == set(order[:-1])
+    assert order[-2] == "checksums.json"
+    assert {"points.parquet", "requests.parquet", "chunks.parquet", "readings.parquet"} == set(order[:-2])
 
 
 def test_json_refuses_nan_and_leaves_the_old_file(tmp_path):

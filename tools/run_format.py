@@ -19,6 +19,7 @@ Made by `python tools/run_format.py` from `src/whywait/core/columns.py`; do not 
 written last: its presence marks the run as whole |
 | `summary.json` | the figures, with stable keys (`docs/metrics.md` defines them) |
 | `*.parquet` | the tables below, zstd; readable by pyarrow, pandas, polars, DuckDB; no `steps` when there are none |
+| `checksums.json` | CRC-32 of each table, looked at when the run is read; remove it if you change a table on purpose |
 | `report.html` | after `diagnose` |
 | `spool/`, `spool-0/` … | while a run goes on, or when it was cut off; one per process (`docs/nothing-lost.md`) |
 

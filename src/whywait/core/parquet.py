@@ -6,6 +6,7 @@ plain Parquet (zstd) that pyarrow, pandas, polars and DuckDB read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,14 @@ import nanoarrow as na
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.core import footer
 from whywait.core.columns import SCHEMA_VERSION, Column
 from whywait.core.cstream import Batches
 from whywait.core.packed import Packed, pack
 
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
+MOST_FOOTER = 16 << 20  # bytes; that of a hundred million rows has a hundredth
 MOST_ROWS = 40  # for each byte of a file: a bomb; the times alone take more
 _DICTIONARY = ac.DataType.dictionary(ac.DataType.int32(), ac.DataType.string())
 PACK_FROM = 1 << 21  # rows; a table with fewer is held as plain arrays
@@ -163,6 +166,11 @@ def _kind(c: Column) -> Any:
 
 def _reader(path: Path) -> tuple[Any, Iterable[Any]]:
     """(What has the schema, record batches.)"""
+    with _mute():
+        return _opened(path)
+
+
+def _opened(path: Path) -> tuple[Any, Iterable[Any]]:
     try:
         reader = aio.read_parquet(str(path), batch_size=READ_ROWS)
         return reader, reader
@@ -171,15 +179,38 @@ def _reader(path: Path) -> tuple[Any, Iterable[Any]]:
         return table, table.to_batches()
 
 
+@contextlib.contextmanager
+def _mute() -> Iterator[None]:
+    """A reader that panics writes a stack trace to the descriptor of stderr, before it tells us."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _check_ends(path: Path) -> None:
-    """Tell a file that is not whole before the reader panics on it, which writes a stack trace to stderr."""
+    """Tell a file that is not whole before the reader panics on it."""
     with path.open("rb") as f:
         head = f.read(4)
         size = f.seek(0, os.SEEK_END)
         f.seek(max(size - 8, 0))
         tail = f.read(8)
-    if head != b"PAR1" or tail[4:] != b"PAR1" or int.from_bytes(tail[:4], "little") > size - 12:
+        length = int.from_bytes(tail[:4], "little")
+        f.seek(max(size - 8 - length, 0))
+        foot = f.read(min(length, MOST_FOOTER + 1))
+    if head != b"PAR1" or tail[4:] != b"PAR1" or length > size - 12:
         raise ValueError("it does not begin and end as Parquet does")
+    if length > MOST_FOOTER:
+        raise ValueError(f"its footer has {length} bytes, which no table of ours has")
+    footer.check(foot)
 
 
 def _field(c: Column) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from whywait import __version__
-from whywait.core import bounded
+from whywait.core import bounded, sums
 from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
 from whywait.core.secrets import clean
 from whywait.core.table import Array, Table
@@ -123,9 +123,10 @@ class Run:
         return out
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``manifest.json`` and the Parquet tables. The manifest goes last: it marks the Run as whole."""
+        """Write the tables, their checksums and ``manifest.json``, which goes last: it marks the Run as whole."""
         out = Path(directory)
         out.mkdir(parents=True, exist_ok=True)
+        (out / sums.FILE).unlink(missing_ok=True)  # those of what is written over
         for name in TABLES:
             table = self.table(name)
             path = out / f"{name}.parquet"
@@ -133,6 +134,7 @@ class Run:
                 path.unlink(missing_ok=True)
                 continue
             table.save(path)
+        write_json(out / sums.FILE, sums.of_all(out / f"{name}.parquet" for name in TABLES))
         write_json(out / "manifest.json", dataclasses.asdict(self.manifest))
         return out
 
@@ -152,6 +154,7 @@ class Run:
         for name in ("points", "requests"):  # without these a Run would not be poorer but wrong: no load, no failures
             if not (path / f"{name}.parquet").exists():
                 raise UsageError(f"{path / name}.parquet is missing", "was the run copied whole?")
+        sums.check(path)
         return cls(manifest, **{name: Table.load(name, path / f"{name}.parquet") for name in TABLES})
 
 
