@@ -31,6 +31,7 @@ FORMS = {
     "a byte's null": (np.where(np.arange(1000) % 2, 255.0, 1.0), Plain),
     "halves": (RNG.integers(0, 9, 1000) / 2, Plain),
     "minus nought": (np.where(np.arange(1000) % 2, -0.0, 3.0), Plain),
+    "both noughts": (np.where(np.arange(1000) % 2, -0.0, 0.0), Plain),
     "below nought": (np.where(np.arange(1000) % 2, -1.0, 3.0), Plain),
     "without bound": (np.where(np.arange(1000) % 2, np.inf, 3.0), Plain),
 }

@@ -158,7 +158,7 @@ def pack(values: Array) -> Stretch:
         nulls = int(null.sum())
         if nulls == len(values):
             return Same(np.array(np.nan), len(values))
-        if not nulls and (values == values[0]).all():
+        if not nulls and (values.view(np.int64) == values[:1].view(np.int64)).all():  # 0.0 is not -0.0
             return Same(np.array(values[0]), len(values))
         if (len(values) - nulls) * _RARE <= len(values):
             at = np.flatnonzero(~null)
@@ -184,4 +184,4 @@ def _runs_of(values: Array) -> tuple[Array, Array]:
 
 
 def _alike(a: Array, b: Array) -> bool:
-    return bool(a == b) or bool(np.isnan(a) and np.isnan(b))
+    return a.tobytes() == b.tobytes()
