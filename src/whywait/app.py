@@ -40,7 +40,7 @@ from whywait.lab.state import Engine
 from whywait.load.driver import Progress
 from whywait.load.recipe import Load
 from whywait.probe.spans import joined as with_spans
-from whywait.session import Options, Say, Session, stderr
+from whywait.session import KEPT, Options, Say, Session, stderr
 
 FOREIGN_STOP = 0.05  # growth of the engine's counters beyond what we sent, as a share of it
 Watch = Callable[[Progress], None]
@@ -132,7 +132,8 @@ def options_of(directory: str | Path) -> Options:
         raise UsageError(f"{directory} does not say what was to be measured", "only run and sweep can be resumed")
     workload = Workload.from_dict(manifest.workload, f"{directory}: workload")
     loads = tuple(Load(**load) for load in manifest.journey["loads"])
-    return Options(**manifest.journey["options"], workload=workload, loads=loads)
+    options = {k: v for k, v in manifest.journey["options"].items() if k in KEPT}
+    return Options(**options, workload=workload, loads=loads)
 
 
 def resume(

@@ -34,7 +34,7 @@ from whywait.load.recipe import Load, closed_schedule, schedule_of
 from whywait.net.clock import Clock
 from whywait.net.endpoint import parse_url, read_key
 from whywait.net.limits import many_sockets
-from whywait.options import Options, Say, journey_of, may_load, new_directory, stderr
+from whywait.options import KEPT, Options, Say, journey_of, may_load, new_directory, stderr
 from whywait.placing import Place
 from whywait.probe import bench, host
 from whywait.probe.gpu import device_names
@@ -42,7 +42,7 @@ from whywait.reading import read_elsewhere, too_few
 from whywait.units import NS_PER_MS, NS_PER_S
 from whywait.watching import Watching
 
-__all__ = ["Options", "Say", "Session", "new_directory", "stderr"]
+__all__ = ["KEPT", "Options", "Say", "Session", "new_directory", "stderr"]
 
 ERROR_SHARE_STOP = 0.05
 #: Set by who waits for a journey that runs in another thread (the asynchronous API), to end it as Ctrl-C would.

@@ -26,7 +26,8 @@ from whywait.core.packed import Packed, pack
 Array = NDArray[Any]
 READ_ROWS = 1 << 17
 MOST_FOOTER = 16 << 20  # bytes; that of a hundred million rows has a hundredth
-MOST_ROWS = 40  # for each byte of a file: a bomb; the times alone take more
+MOST_ROWS = 40  # for each byte of a file of plain columns: a bomb
+MOST_PACKED = 4000  # of packed ones: chunks of one read are alike, and zstd writes a thousand in a few bytes
 _DICTIONARY = ac.DataType.dictionary(ac.DataType.int32(), ac.DataType.string())
 PACK_FROM = 1 << 21  # rows; a table with fewer is held as plain arrays
 
@@ -131,13 +132,14 @@ def read(path: Path, spec: Sequence[Column], packs: bool = False) -> dict[str, A
         mine = [c for c in spec if c.name in have]
         parts = {c.name: [] for c in mine}
         packed = {c.name: packs and c.type in ("i64", "enum") for c in mine}
-        most = max(1 << 20, MOST_ROWS * path.stat().st_size)
+        a_byte = MOST_PACKED if packs else MOST_ROWS
+        most = max(1 << 20, a_byte * path.stat().st_size)
         for batch in batches:
             if not batch.num_rows:
                 continue
             sizes.append(batch.num_rows)
             if sum(sizes) > most:
-                raise ValueError(f"it unfolds to more than {MOST_ROWS} rows for each of its bytes")
+                raise ValueError(f"it unfolds to more than {a_byte} rows for each of its bytes")
             for c in mine:
                 values = _decode_one(c, batch.column(c.name))
                 parts[c.name].append(pack(values) if packed[c.name] else values)
@@ -262,11 +264,27 @@ def _decode_one(c: Column, chunk: Any) -> Array:
     if c.type == "enum":
         return _enum_codes(c, chunk)
     values: Array = np.asarray(view.buffer(1))[:n]
+    if not (ac.DataType.is_integer(chunk.type) or ac.DataType.is_floating(chunk.type)):
+        raise ValueError(f"column {c.name} holds no numbers")
     if not c.nullable:
-        return np.array(values)
+        return _whole(c, values) if c.type == "i64" else np.array(values, dtype=np.float64)
     out: Array = values.astype(np.float64)
     if ok is not None:
         out[~ok] = np.nan
+    return out
+
+
+def _whole(c: Column, values: Array) -> Array:
+    """As int64; other writers may have made floats of them.
+
+    Raises:
+        ValueError: they are no whole numbers.
+    """
+    with np.errstate(invalid="ignore"):
+        out = np.array(values, dtype=np.int64)
+    if values.dtype.kind == "f" and not (out == values).all():
+        why = "may not be null" if np.isnan(values).any() else "holds no whole numbers"
+        raise ValueError(f"column {c.name} {why}")
     return out
 
 

@@ -15,6 +15,7 @@ import orjson
 from whywait.core.events import Accepted, Failed, Finished, Sent
 from whywait.core.run import SIMULATED_SERVICE
 from whywait.core.schedule import Workload
+from whywait.core.secrets import clean
 from whywait.engines import EngineTable, detect, metrics_paths
 from whywait.errors import NotAnEndpoint, ServiceError, Unauthorized, Unreachable, UsageError, WhywaitError, WrongModel
 from whywait.net.client import Call, Client
@@ -220,7 +221,7 @@ def _words_of(target: Target, body: bytes, timeout_s: float) -> str:
         said = str(error["message"] if isinstance(error, dict) else error)
     except (WhywaitError, orjson.JSONDecodeError, AttributeError, KeyError):
         return ""
-    return ": " + "".join(c if c.isprintable() else " " for c in said[:300])
+    return ": " + "".join(c if c.isprintable() else " " for c in clean(said)[:300])
 
 
 class _Collect:

@@ -116,9 +116,8 @@ class Client:
 
     def poll(self, timeout_ns: int) -> list[tuple[int, int]]:
         """Wait at most ``timeout_ns`` for bytes; handle all there are. Returns (row, end_ns) of calls that ended."""
-        clock = self.clock
+        clock, first = self.clock, self._timers.next_ns()
         now = clock.now()
-        first = self._timers.next_ns()
         if first is not None:
             timeout_ns = min(timeout_ns, first - now)
         # How long bytes may have lain there because we were busy with others (not because nothing came).
@@ -131,11 +130,12 @@ class Client:
         ready = self._poller.wait(max(0, timeout_ns))
         self._woke = woke = clock.now()
         clock.resync(woke)
-        for fd in ready:
+        due = first is not None and first <= woke  # if we stood still, what came meanwhile is not late
+        for fd in (*ready, *self._poller.wait(0)) if due else ready:
             conn = self._conns.get(fd)
             if conn is not None:
                 self._ready(conn, behind, woke)
-        if first is not None and first <= woke:
+        if due:
             self._expire()
         out, self._finished = self._finished, []
         return out
@@ -165,8 +165,8 @@ class Client:
         return {
             "reads": self.reads, "chunks": self.chunks, "coalesced_chunks": self.coalesced_chunks,
             "coalesced_reads": self.coalesced_reads, "coalesced_reads_while_late": self.coalesced_late,
-            "user_clock_reads": self.user_stamps, "unasked": self.unasked,
-            "read_lag_ms": q(self.lag), "send_lag_ms": q(self.send_lag),
+            "unasked": self.unasked, "user_clock_reads": self.user_stamps, "read_lag_ms": q(self.lag),
+            "send_lag_ms": q(self.send_lag),
         }  # fmt: skip
 
     # connections

@@ -14,6 +14,7 @@ import orjson
 
 from whywait.core import bounded
 from whywait.core.columns import KINDS
+from whywait.core.secrets import clean
 
 ROLE, REASONING, ANSWER, TOOL = (KINDS.index(k) for k in ("role", "reasoning", "answer", "tool"))
 PATHS = {"chat": "chat/completions", "completions": "completions", "responses": "responses"}
@@ -135,7 +136,7 @@ class ChatAnswer(Answer):
         if self._tap is not None:
             self._tap(obj)
         kind = ROLE
-        ids: Any = ()
+        ids: list[Any] | None = []
         for choice in choices:  # of all the choices of n > 1 in one event: one event
             if type(choice) is not dict:
                 self.bad_events += 1
@@ -149,7 +150,10 @@ class ChatAnswer(Answer):
             kind = this if this > kind else kind
             if "token_ids" in choice:
                 more = choice["token_ids"]
-                ids = (*ids, *more) if type(more) is list else None if more is not None else ids
+                if type(more) is list and ids is not None:
+                    ids += more
+                elif more is not None:
+                    ids = None
         if ids or usage or timings:
             self.events.append((kind, self._tokens(kind, ids, usage, timings)))
         else:
@@ -175,7 +179,7 @@ class ChatAnswer(Answer):
 
     def _going(self, index: int, reason: Any) -> None:
         if reason:
-            self.finish_reason = str(reason)[:60]
+            self.finish_reason = _short(reason)
         if index in self._open or len(self._open) < MOST_CHOICES:
             self._open[index] = not reason
 
@@ -262,7 +266,7 @@ class ResponsesAnswer(Answer):
         if status == "failed" or error:
             self.error = _error(error or {})
         elif isinstance(reason, str) or isinstance(status, str):
-            self.finish_reason = str(reason or status)[:60]
+            self.finish_reason = _short(reason or status)
 
 
 ANSWERS: dict[str, type[Answer]] = {"chat": ChatAnswer, "completions": ChatAnswer, "responses": ResponsesAnswer}
@@ -304,7 +308,13 @@ def _leniently(data: bytes) -> Any:
 
 
 def _error(found: Any) -> dict[str, Any]:
-    return found if isinstance(found, dict) else {"message": str(found)}
+    return found if isinstance(found, dict) else {"message": found if isinstance(found, str) else type(found).__name__}
+
+
+def _short(word: Any) -> str:
+    """A reason in few characters: what is no text has none (nested a thousand times it could not be written), and a
+    secret that a service echoes is cut out before the end of it is cut off."""
+    return clean(word)[:60] if isinstance(word, str) else type(word).__name__
 
 
 def _all_thinking(content: Any) -> bool:

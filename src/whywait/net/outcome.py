@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from whywait.core.columns import STRANGE
+from whywait.core.secrets import clean
 from whywait.engines import request_fields
 from whywait.net.dialect import Answer, count
 from whywait.net.wire import Response
@@ -73,7 +74,9 @@ def _leads_to(r: Response) -> str:
         host = f"{to.scheme or 'http'}://{to.netloc.rpartition('@')[2]}" if to.netloc else ""
     except ValueError:
         return ""
-    where = f"{host}{to.path}"[:MAX_WHERE]
+    where = f"{host}{to.path}"
+    if len(where) > MAX_WHERE:  # no secret may be cut in two before it is cut out
+        where = clean(where)[:MAX_WHERE]
     return f"redirects to {where}" if _WHERE.fullmatch(where) else ""
 
 

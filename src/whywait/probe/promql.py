@@ -215,8 +215,8 @@ def _data(raw: bytes, status: int, url: str) -> Any:
         answer = bounded.loads(raw)
         if answer["status"] == "success":
             return answer["data"]
-        said = "".join(c if c.isprintable() else " " for c in str(answer.get("error", "no word"))[:300])
-    except (ValueError, KeyError, TypeError, AttributeError):
+        said = "".join(c if c.isprintable() else " " for c in clean(str(answer.get("error", "no word")))[:300])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotAnEndpoint(
             f"{url} answers {status}, and not as a Prometheus does", "give its base URL, without /api/v1"
         ) from None
