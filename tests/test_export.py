@@ -19,6 +19,7 @@ from hypothesis import given, settings
 
 from tests.analysis_runs import S, Service, gauge_rows, join, make_run, messy_runs
 from whywait import cli
+from whywait.cli import main
 from whywait.core.columns import TABLES
 from whywait.core.events import Sent
 from whywait.core.recorder import Recorder
@@ -303,3 +304,24 @@ def test_what_never_came_due_is_no_failure(tmp_path: Path) -> None:
     spans = (tmp_path / "run" / "spans.otlp.jsonl").read_text()
     assert spans.count('"error.type"') == 1
     assert len((tmp_path / "run" / "csv" / "requests.csv").read_text().splitlines()) == 4
+
+
+def test_nothing_is_written_through_links_of_a_run(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of somebody else may hold links that lead anywhere."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (run_dir / "grafana.json").symlink_to(victim)
+    for name in ("spans.otlp.jsonl.tmp", "vllm-bench.json.tmp", "metrics.openmetrics.txt.tmp"):
+        (run_dir / name).symlink_to(victim)
+    try:
+        assert main(["export", str(run_dir), "--to", "grafana"]) == 2
+        assert "is a link to another file" in capsys.readouterr().err
+        for form in ("otlp", "vllm-bench", "openmetrics"):
+            main(["export", str(run_dir), "--to", form])
+        assert victim.read_text() == "mine"
+    finally:
+        for path in run_dir.iterdir():
+            if path.is_symlink():
+                path.unlink()

@@ -219,10 +219,12 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
         with path.open("wb") as out:
             yield out
         return
+    if path.is_symlink() and (path.parent / "manifest.json").exists():  # in a run of somebody else it may lead anywhere
+        raise UsageError(f"{path} is a link to another file", "remove it, or another place by --out")
     path = path.resolve()  # the file, not the link to it
-    tmp = path.with_name(path.name + ".tmp")
+    tmp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with tmp.open("wb") as out:
+        with tmp.open("xb") as out:  # never through what is there
             yield out
         os.replace(tmp, path)
     finally:
