@@ -15,12 +15,16 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.analysis_runs import make_run
 from tests.hostile import DONE, EVENT, SSE, Peer, Service
+from whywait.app import options_of
 from whywait.core import parquet, secrets
 from whywait.core.columns import TABLES
 from whywait.core.table import Table
+from whywait.errors import WhywaitError
 from whywait.net import outcome
 from whywait.net.dialect import ChatAnswer, ResponsesAnswer
+from whywait.probe import promql
 from whywait.session import KEPT
 
 KEY = "sk-" + "k" * 60
@@ -101,8 +105,22 @@ while not client.poll(5_000_000_000): pass
         p.stdout.close()
 
 
-def test_a_resumed_run_takes_from_the_first_what_is_kept_and_no_leave_to_load() -> None:
+def test_a_resumed_run_takes_from_the_first_what_is_kept_and_no_leave_to_load(tmp_path: Path) -> None:
+    said = {"url": "http://192.0.2.1:8000", "model": "m", "single_stream_ok": True, "load_ok": True, "nonsense": 1}
+    journey = {"options": said, "loads": [{"mode": "concurrency", "target": 1, "requests": 1}]}
+    make_run([{"sent_ns": 0}], journey=journey, workload={}).save(tmp_path / "run")
+    options = options_of(tmp_path / "run")
+    assert (options.url, options.model) == ("http://192.0.2.1:8000", "m")
+    assert (options.single_stream_ok, options.load_ok) == (False, False)
     assert not {"single_stream_ok", "load_ok", "reach", "command"} & set(KEPT)
+
+
+def test_a_token_that_a_prometheus_echoes_is_cut_out_whole(key: str) -> None:
+    said = orjson.dumps({"status": "error", "error": "x" * 280 + key})
+    with pytest.raises(WhywaitError) as told:
+        promql._data(said, 400, "http://p")
+    assert "kkk" not in told.value.message
+    assert "xxx" in told.value.message
 
 
 def test_a_table_that_shrinks_beyond_measure_and_is_ours_is_read(tmp_path: Path) -> None:
