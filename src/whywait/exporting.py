@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
+from whywait.core.atomic import replaced
 from whywait.core.columns import TABLES
 from whywait.core.run import Run, write_json
 from whywait.errors import ServiceError, Unreachable, UsageError
@@ -222,13 +223,8 @@ def _written(path: Path | None) -> Iterator[BinaryIO]:
     if path.is_symlink() and (path.parent / "manifest.json").exists():  # in a run of somebody else it may lead anywhere
         raise UsageError(f"{path} is a link to another file", "remove it, or another place by --out")
     path = path.resolve()  # the file, not the link to it
-    tmp = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with tmp.open("xb") as out:  # never through what is there
-            yield out
-        os.replace(tmp, path)
-    finally:
-        tmp.unlink(missing_ok=True)
+    with replaced(path) as new, new.open("wb") as out:
+        yield out
 
 
 @contextlib.contextmanager

@@ -27,10 +27,7 @@ class Pool:
 
     def at(self, q: float) -> float:
         """The smallest value with at least ``q`` of all at or below it."""
-        return float(self.sorted[self._rank(q)])
-
-    def _rank(self, q: float) -> int:
-        return _first_at(q * float(len(self.sorted)) * (1 - 1e-12), len(self.sorted))
+        return float(self.sorted[stats.rank(q, len(self.sorted))])
 
     def summary(self, rng: np.random.Generator) -> dict[str, Any]:
         """See :func:`whywait.analyze.stats.pooled_summary`."""
@@ -67,14 +64,8 @@ class Pool:
         x = self.sorted
         if stats.few_distinct(x):
             return np.unique(x), False
-        n = float(len(x))
-        at = [_first_at(level * n * (1 - 1e-12), len(x)) for level in stats.grid_levels().tolist()]
+        at = [stats.rank(level, len(x)) for level in stats.grid_levels().tolist()]
         return np.unique(np.append(x[at], x[-1])), True
-
-
-def _first_at(goal: float, n: int) -> int:
-    """Index of the first of 1, 2, …, ``n`` that is at least ``goal``; the last where none is."""
-    return min(max(int(np.ceil(goal)) - 1, 0), n - 1)
 
 
 def sort(values: Array) -> Array:

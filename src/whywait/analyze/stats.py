@@ -109,10 +109,14 @@ def weighted_percentile(values: Array, q: float, weights: Array | None = None) -
     return float(x[order][_inverse_cdf(np.cumsum(w[order]), q)])
 
 
+def rank(q: float, n: int) -> int:
+    """Of ``n`` ascending values that all weigh the same, the index of the first with ``q`` of all at or below it."""
+    return min(max(math.ceil(q * float(n) * (1 - 1e-12)) - 1, 0), n - 1)
+
+
 def ranked(values: Array, qs: Sequence[float]) -> list[float | None]:
     """:func:`weighted_percentile` at several ``qs`` of values (finite, at least one) that all weigh the same."""
-    n = len(values)
-    at = [min(max(math.ceil(q * float(n) * (1 - 1e-12)) - 1, 0), n - 1) for q in qs]
+    at = [rank(q, len(values)) for q in qs]
     part = np.partition(values, at)
     return [float(part[i]) for i in at]
 

@@ -16,7 +16,7 @@ import numpy as np
 from whywait.core import run as core
 from whywait.core.columns import KINDS
 from whywait.core.run import Run, runs_of
-from whywait.core.table import Array
+from whywait.core.table import Array, once
 from whywait.units import NS_PER_MS
 
 _ROLE = KINDS.index("role")
@@ -46,10 +46,7 @@ class Content:
 
     def memo(self, what: Any, make: Callable[[], _T]) -> _T:
         """What ``make`` gives, made at the first call only."""
-        if what not in self._made:
-            self._made[what] = make()
-        found: _T = self._made[what]
-        return found
+        return once(self._made, what, make)
 
     def starts(self) -> tuple[Array, Array]:
         """(Row of each request that has chunks, where its chunks begin; with the number of chunks at the end)."""

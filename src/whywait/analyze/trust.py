@@ -17,7 +17,7 @@ from whywait.analyze.phases import histogram_mean_ms
 from whywait.analyze.stats import Doubt, order_ranks
 from whywait.analyze.window import Window, in_flight, starts_inside, window_of
 from whywait.core.columns import CLOCKS, KINDS
-from whywait.core.run import Run
+from whywait.core.run import Run, doubt
 from whywait.core.table import Array
 from whywait.units import NS_PER_MS, NS_PER_S, load_name, number, percent
 
@@ -71,7 +71,7 @@ def _partial(run: Run) -> Doubt:
              if isinstance(x, dict)]  # fmt: skip
     if missing := names[len(run.points) :]:
         why += f"; not measured: {', '.join(missing)}"
-    return _doubt("the run is PARTIAL", why, "whywait resume RUN measures the rest" if names else "run it again")
+    return doubt("the run is PARTIAL", why, "whywait resume RUN measures the rest" if names else "run it again")
 
 
 def doubts(run: Run) -> list[Doubt]:
@@ -141,10 +141,6 @@ def _part(run: Run, number_: int) -> _Part:
     return _Part(number_, run, one, window, per_request(one), inside)
 
 
-def _doubt(what: str, why: str, next_: str) -> Doubt:
-    return {"what": what, "why": why, "next": next_}
-
-
 def _at(parts: list[tuple[int, str]]) -> str:
     return "; ".join(f"point {n}: {text}" for n, text in parts[:4]) + ("; …" if len(parts) > 4 else "")
 
@@ -166,7 +162,7 @@ def _client_lag(run: Run) -> Doubt | None:
         found.append(f"it used {percent(cpu)} of a core")
     if not found:
         return None
-    return _doubt("the client did not keep up", ", ".join(found), "free a core for it, or use more processes")
+    return doubt("the client did not keep up", ", ".join(found), "free a core for it, or use more processes")
 
 
 def _cpu_share(run: Run) -> float | None:
@@ -197,7 +193,7 @@ def _coalesced(run: Run) -> Doubt | None:
         whose, next_ = f"mostly ({percent(late / reads)}) while our own loop was late", "free a core for the client"
     else:
         whose, next_ = "while our own loop was on time, so a proxy or the server buffers", "ask without the proxy"
-    return _doubt(f"{percent(share)} of the chunks came with others in one read", whose, next_)
+    return doubt(f"{percent(share)} of the chunks came with others in one read", whose, next_)
 
 
 def _user_clock(run: Run) -> Doubt | None:
@@ -207,9 +203,9 @@ def _user_clock(run: Run) -> Doubt | None:
     share = percent(user / len(run.chunks))
     if run.manifest.made_by == "imported":
         why = "the tool stamps chunks in its own loop, and how late that was is not in its files"
-        return _doubt(f"{share} of the chunks are timed by another tool's loop", why, "measure beside it with whywait")
+        return doubt(f"{share} of the chunks are timed by another tool's loop", why, "measure beside it with whywait")
     why = "there was no kernel receive stamp (macOS, Unix sockets, some sandboxes), so our own lateness is in the times"
-    return _doubt(f"{share} of the chunks are timed by the client's own clock", why, "measure on Linux over TCP")
+    return doubt(f"{share} of the chunks are timed by the client's own clock", why, "measure on Linux over TCP")
 
 
 def _clock_steps(run: Run) -> Doubt | None:
@@ -217,7 +213,7 @@ def _clock_steps(run: Run) -> Doubt | None:
     if not steps:
         return None
     why = "stamps taken across a step were refused and replaced by the client's own clock"
-    return _doubt(f"the system clock stepped {steps:.0f} times during the run", why, "run again while NTP is settled")
+    return doubt(f"the system clock stepped {steps:.0f} times during the run", why, "run again while NTP is settled")
 
 
 def _lost_probes(run: Run) -> Doubt | None:
@@ -226,7 +222,7 @@ def _lost_probes(run: Run) -> Doubt | None:
     if not bad.any():
         return None
     names = ", ".join(sorted({str(s) for s in rd["source"][bad]})[:4])
-    return _doubt(f"{int(bad.sum())} readings were not answered", f"source: {names}", "see whether it is overloaded")
+    return doubt(f"{int(bad.sum())} readings were not answered", f"source: {names}", "see whether it is overloaded")
 
 
 def _sampler_still(run: Run) -> Doubt | None:
@@ -237,7 +233,7 @@ def _sampler_still(run: Run) -> Doubt | None:
         return None
     at = float(rd["asked_ns"][woke[int(np.argmax(rd["value"][woke]))]]) / NS_PER_S
     why = f"for {late / 1e3:.1f} s until {at:.1f} s it was suspended, or got no CPU; nothing was read meanwhile"
-    return _doubt("the sampler stood still", why, "do not trust gauges of that time; free a core for it")
+    return doubt("the sampler stood still", why, "do not trust gauges of that time; free a core for it")
 
 
 def _no_shares(run: Run) -> Doubt | None:
@@ -246,7 +242,7 @@ def _no_shares(run: Run) -> Doubt | None:
         values = rd["value"][rd["name"] == name]
         if len(bad := values[no_share(name, values)]):
             why = f"{len(bad)} readings from {number(float(bad.min()))} to {number(float(bad.max()))} are left out"
-            return _doubt(f"{name} is not a share between 0 and 1", why, "percent? scale = 0.01 in the engine file")
+            return doubt(f"{name} is not a share between 0 and 1", why, "percent? scale = 0.01 in the engine file")
     return None
 
 
@@ -263,7 +259,7 @@ def _lengths(parts: list[_Part]) -> Doubt | None:
                     found.append((p.number, f"{what} {off:+.0%} of {number(want)} tokens"))
     if not found:
         return None
-    return _doubt("lengths are not what was asked for", _at(found), "use ignore_eos, or calibrate the prompts")
+    return doubt("lengths are not what was asked for", _at(found), "use ignore_eos, or calibrate the prompts")
 
 
 def _rate(parts: list[_Part]) -> Doubt | None:
@@ -277,7 +273,7 @@ def _rate(parts: list[_Part]) -> Doubt | None:
             found.append((p.number, f"{number(got)} of {number(want)} requests/s were sent"))
     if not found:
         return None
-    return _doubt("the load was not offered as planned", _at(found), "see client lag and requests never sent")
+    return doubt("the load was not offered as planned", _at(found), "see client lag and requests never sent")
 
 
 def _load(parts: list[_Part]) -> Doubt | None:
@@ -290,7 +286,7 @@ def _load(parts: list[_Part]) -> Doubt | None:
                 found.append((p.number, f"{number(mean)} of {target:.0f}"))
     if not found:
         return None
-    return _doubt("requests in flight were not the target on average", _at(found), "send more requests per point")
+    return doubt("requests in flight were not the target on average", _at(found), "send more requests per point")
 
 
 def _cache(parts: list[_Part]) -> Doubt | None:
@@ -305,7 +301,7 @@ def _cache(parts: list[_Part]) -> Doubt | None:
     if not found or asked == "warm":
         return None
     why = f"{_at(found)} were read from the prefix cache, while the workload's cache is {asked}"
-    return _doubt("times to first token are those of a warm cache", why, "use --cache cold for the cost of a prompt")
+    return doubt("times to first token are those of a warm cache", why, "use --cache cold for the cost of a prompt")
 
 
 def _foreign(parts: list[_Part]) -> Doubt | None:
@@ -321,10 +317,10 @@ def _foreign(parts: list[_Part]) -> Doubt | None:
                 less.append((p.number, f"{f.name} grew by {number(f.seen_high)}, we sent {number(f.sent_low)}"))
     if more:
         why = f"{_at(more)}: what is derived from the engine's counters and histograms is not ours alone"
-        return _doubt("others use the service too", why, "measure an idle replica, or at a quiet hour")
+        return doubt("others use the service too", why, "measure an idle replica, or at a quiet hour")
     if less:
         why = f"{_at(less)}: the metrics do not cover all that answered us"
-        return _doubt("the service's counters saw less than we sent", why, "read the metrics of every replica")
+        return doubt("the service's counters saw less than we sent", why, "read the metrics of every replica")
     return None
 
 
@@ -343,7 +339,7 @@ def _engine_ttft(parts: list[_Part]) -> Doubt | None:
     if not found:
         return None
     next_ = "look at the path: network, proxy, the engine's front end, the client itself"
-    return _doubt("the engine's time to first token is not the client's", _at(found), next_)
+    return doubt("the engine's time to first token is not the client's", _at(found), next_)
 
 
 def _no_window(parts: list[_Part]) -> Doubt | None:
@@ -351,7 +347,7 @@ def _no_window(parts: list[_Part]) -> Doubt | None:
     if not found:
         return None
     what = "figures are over whole points, warm-up and drain included"
-    return _doubt(what, _at(found), "send more requests per point")
+    return doubt(what, _at(found), "send more requests per point")
 
 
 def _few(parts: list[_Part]) -> Doubt | None:
@@ -363,7 +359,7 @@ def _few(parts: list[_Part]) -> Doubt | None:
             found.append((p.number, f"{n} requests, no upper bound for {', '.join(lacking)}"))
     if not found:
         return None
-    return _doubt("high percentiles are not bounded", _at(found), "36 requests bound p90, 72 p95, 368 p99")
+    return doubt("high percentiles are not bounded", _at(found), "36 requests bound p90, 72 p95, 368 p99")
 
 
 def _floor(parts: list[_Part]) -> Doubt | None:
@@ -380,7 +376,7 @@ def _floor(parts: list[_Part]) -> Doubt | None:
     if not found:
         return None
     why = f"its stamps are off by {number(error, 'ms')} (p99), measured against a known service: {_at(found)}"
-    return _doubt("the client's own error is more than a tenth of what it measures", why, "free a core for the client")
+    return doubt("the client's own error is more than a tenth of what it measures", why, "free a core for the client")
 
 
 def _number(value: Any, key: str | None = None) -> float | None:

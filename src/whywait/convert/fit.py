@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from whywait.convert.sessions import LEAST_PAUSE_S, blocks_of, learn, units, wanted
 from whywait.convert.traces import Trace
+from whywait.core.atomic import replaced
 from whywait.core.curves import Curve, curve
 from whywait.core.fitted import Fitted, Rows, Stage
 from whywait.core.kinds import Bucket
@@ -220,9 +221,8 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tmp = path.with_name(path.name + ".tmp")
-        tmp.write_text(text, encoding="utf-8")
-        tmp.replace(path)
+        with replaced(path) as new:
+            new.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
 

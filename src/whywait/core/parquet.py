@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whywait.core import footer
+from whywait.core.atomic import replaced
 from whywait.core.columns import SCHEMA_VERSION, Column
 from whywait.core.cstream import Batches
 from whywait.core.packed import Packed, pack
@@ -45,20 +46,14 @@ def write_pieces(path: Path, spec: Sequence[Column], pieces: Iterable[tuple[Mapp
     """
     schema = ac.Schema([_field(c) for c in spec], metadata={"whywait.schema_version": str(SCHEMA_VERSION)})
     feed = _Feed(schema, spec, pieces)
-    tmp = path.with_name(path.name + ".tmp")
-    try:
-        with tmp.open("wb") as file:
-            out = _Out(file)
-            try:
-                aio.write_parquet(_stream(schema, feed), out, compression="zstd(3)")
-            except Exception as exc:
-                raise feed.error or exc from None
-            if out.error is not None:
-                raise out.error
-        os.replace(tmp, path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
-        raise
+    with replaced(path) as new, new.open("wb") as file:
+        out = _Out(file)
+        try:
+            aio.write_parquet(_stream(schema, feed), out, compression="zstd(3)")
+        except Exception as exc:
+            raise feed.error or exc from None
+        if out.error is not None:
+            raise out.error
     return feed.rows
 
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from whywait import __version__
 from whywait.core import bounded, sums
+from whywait.core.atomic import replaced
 from whywait.core.columns import MADE_BY, SCHEMA_VERSION, TABLES
 from whywait.core.secrets import clean
-from whywait.core.table import Array, Table
+from whywait.core.table import Array, Table, once
 from whywait.errors import UsageError
 
 #: The version of docs/metrics.md by which figures are made of a Run. 2: energy per good request, as in a bill.
@@ -101,10 +102,7 @@ class Run:
     def memo(self, what: str, make: Callable[[], _T]) -> _T:
         """What ``make`` gives, made at the first call only: many parts of the analysis ask for the same few things.
         Nobody may write to it."""
-        if what not in self._made:
-            self._made[what] = make()
-        found: _T = self._made[what]
-        return found
+        return once(self._made, what, make)
 
     def by_request(self, what: str, make: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
         """:meth:`memo` of arrays with a value per request; a load point has them from the run, once that has them."""
@@ -212,9 +210,14 @@ def _read_manifest(path: Path) -> Manifest:
 
 def write_json(path: Path, value: Any) -> None:
     """Atomic; keys keep their order; NaN is refused, since absent is null."""
-    tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(clean(json.dumps(value, indent=2, allow_nan=False)) + "\n")
-    os.replace(tmp, path)
+    text = clean(json.dumps(value, indent=2, allow_nan=False)) + "\n"
+    with replaced(path) as new:
+        new.write_text(text)
+
+
+def doubt(what: str, why: str, next_: str) -> dict[str, str]:
+    """One of :attr:`Manifest.doubts`: what is in doubt, why, and what to do next."""
+    return {"what": what, "why": why, "next": next_}
 
 
 def laid_out(run: Run) -> Array:

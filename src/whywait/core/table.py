@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from whywait.core.atomic import replaced
 from whywait.core.columns import TABLES, Column
 from whywait.core.packed import Packed
 from whywait.errors import UsageError
@@ -18,6 +18,14 @@ from whywait.errors import UsageError
 Array = NDArray[Any]
 _T = TypeVar("_T")
 SAVE_ROWS = 1 << 20  # rows that are written at once
+
+
+def once(made: dict[Any, Any], what: Any, make: Callable[[], _T]) -> _T:
+    """What ``make`` gives, made at the first call only and kept in ``made`` under ``what``."""
+    if what not in made:
+        made[what] = make()
+    found: _T = made[what]
+    return found
 
 
 class Table:
@@ -74,10 +82,7 @@ class Table:
 
     def memo(self, what: Any, make: Callable[[], _T]) -> _T:
         """What ``make`` gives, made at the first call only. Nobody may write to it."""
-        if what not in self._made:
-            self._made[what] = make()
-        found: _T = self._made[what]
-        return found
+        return once(self._made, what, make)
 
     def where(self, mask: Array) -> Table:
         """Rows where ``mask`` (bool) is true, or rows by an index array, in that order."""
@@ -178,9 +183,8 @@ class Stored(Table):
         """Where it lies already there is nothing to write; elsewhere it is copied, unread."""
         if path.resolve() == self.path.resolve():
             return
-        tmp = path.with_name(path.name + ".tmp")
-        shutil.copyfile(self.path, tmp)
-        os.replace(tmp, path)
+        with replaced(path) as new:
+            shutil.copyfile(self.path, new)
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from whywait.analyze import agreement, degeneration
+from whywait.core.run import doubt
 
 MOST_OUTSIDE = 0.05  # of A's probability lumped, on average: above it KL is a weak bound
 MOST_UNTOLD = 0.05
@@ -55,29 +56,25 @@ def doubts(found: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], same
     out = []
     f = found["figures"]
     if f and f["outside"] is not None and f["outside"] > MOST_OUTSIDE:
-        out.append(_doubt("KL is only a lower bound", f"{f['outside']:.0%} of A's probability is of tokens that are "
+        out.append(doubt("KL is only a lower bound", f"{f['outside']:.0%} of A's probability is of tokens that are "
                           f"not among both arms' {found['k']} most probable", "--top K: longer lists"))  # fmt: skip
     if f and f["untold"] and f["untold"] > MOST_UNTOLD:
-        out.append(_doubt("perplexity leaves positions out", f"an arm did not tell the probability of the real token "
+        out.append(doubt("perplexity leaves positions out", f"an arm did not tell the probability of the real token "
                           f"at {f['untold']:.0%} of them", "--top K: longer lists"))  # fmt: skip
     if f and f["impossible"]:
-        out.append(_doubt("B's perplexity is infinite", f"at {f['impossible']:.2%} of the positions it gives the real "
+        out.append(doubt("B's perplexity is infinite", f"at {f['impossible']:.2%} of the positions it gives the real "
                           "token no probability at all; the figure is of the others",
                           "see whether B's probabilities are broken"))  # fmt: skip
     if f and f["texts"] < FEW_TEXTS:
-        out.append(_doubt("few texts", f"{f['texts']} texts say little of others", "--text FILE, repeatable"))
+        out.append(doubt("few texts", f"{f['texts']} texts say little of others", "--text FILE, repeatable"))
     a, b = arms.get("A", {}), arms.get("B", {})
     if not same and a.get("model") and b.get("model") and a["model"] != b["model"]:
-        out.append(_doubt("the arms serve models of different names", f"{a['model']} and {b['model']}",
+        out.append(doubt("the arms serve models of different names", f"{a['model']} and {b['model']}",
                           "well if that is the change"))  # fmt: skip
     if f and len(set(found["ways"].values())) > 1:
-        out.append(_doubt("the arms were scored in different ways", "; ".join(found["ways"].values()),
+        out.append(doubt("the arms were scored in different ways", "; ".join(found["ways"].values()),
                           "the engines' own numerics are part of the difference"))  # fmt: skip
     return out
-
-
-def _doubt(what: str, why: str, next_: str) -> dict[str, str]:
-    return {"what": what, "why": why, "next": next_}
 
 
 def gate(result: Mapping[str, Any], path: Sequence[str]) -> float | None:

@@ -16,6 +16,7 @@ import numpy as np
 from whywait.analyze.compare import CLASS, Effect, effects, metric_of
 from whywait.analyze.disturbed import RULES
 from whywait.analyze.stats import Doubt, Estimate
+from whywait.core.run import doubt
 from whywait.judge import paired, turns
 from whywait.judge.paired import Asked, Claim
 from whywait.units import percent
@@ -189,25 +190,25 @@ def _doubts(
             next_ = "" if rule in plan["exclude"] else f"--exclude {rule} in the next trial, or a quieter machine"
             worst = max(at, key=lambda r: _first_number(r["disturbed"][rule]))
             said = f"in round {worst['number'] + 1}: " if len(at) > 1 else ""
-            found.append(_doubt(f"rounds {where}: {what}", f"{said}{worst['disturbed'][rule]}; {left}", next_))
+            found.append(doubt(f"rounds {where}: {what}", f"{said}{worst['disturbed'][rule]}; {left}", next_))
     if drift["loop"] is not None and drift["loop"] > DRIFT:
         why = f"a fixed piece of work took up to {percent(drift['loop'])} longer in some rounds"
-        found.append(_doubt("the machine itself did not stay the same", why, "a machine of its own, fixed clocks"))
+        found.append(doubt("the machine itself did not stay the same", why, "a machine of its own, fixed clocks"))
     if drift["figure"] is not None and drift["figure_sure"] and abs(drift["figure"]) > DRIFT:
         why = f"{drift['name']} moved by {drift['figure']:+.0%} from the first round to the last, in both arms"
-        found.append(_doubt("the rounds drift", why, "pairs cancel a steady drift; find what warms up or fills"))
+        found.append(doubt("the rounds drift", why, "pairs cancel a steady drift; find what warms up or fills"))
     for name in ("mean_prompt_tokens", "mean_output_tokens"):
         both = [[r["figures"].get(plan["loads"][0]["label"] or "", {}).get(name) for r in p] for p in kept]
         known = [(a, b) for a, b in both if a and b]
         if known and abs(ratio := float(np.mean([b / a for a, b in known])) - 1) > LENGTHS:
             what = name.removeprefix("mean_").replace("_", " ")
             next_ = "the same model and tokenizer in both; let the workload ignore end-of-sequence"
-            found.append(_doubt("the arms did not do the same work", f"B had {ratio:+.0%} {what} per request", next_))
+            found.append(doubt("the arms did not do the same work", f"B had {ratio:+.0%} {what} per request", next_))
     found += _of_runs(rounds)
     by_arm = {arm: {_name(r["engine"].get("model")) for r in rounds if r["arm"] == arm} for arm in "AB"}
     # Where other numbers are what is tried, names differ with them.
     if len(by_arm["A"] | by_arm["B"]) > 1 and rounds and not plan.get("quality_arms"):
-        found.append(_doubt("the arms serve models of different names", " and ".join(sorted(by_arm["A"] | by_arm["B"])),
+        found.append(doubt("the arms serve models of different names", " and ".join(sorted(by_arm["A"] | by_arm["B"])),
                             "sure that this is the comparison you want?"))  # fmt: skip
     return found
 
@@ -222,7 +223,7 @@ def _of_runs(rounds: Sequence[_Round]) -> list[Doubt]:
     for what, at in sorted(seen.items(), key=lambda x: -len(x[1]))[:MOST_DOUBTS]:
         by_arm = [sum(r["arm"] == arm for r in at) for arm in "AB"]
         why = f"so say the runs of {by_arm[0]} rounds of A and {by_arm[1]} of B"
-        found.append(_doubt(what, why, f"whywait show …/{at[0]['run']}"))
+        found.append(doubt(what, why, f"whywait show …/{at[0]['run']}"))
     return found
 
 
@@ -233,10 +234,6 @@ def _first_number(text: str) -> float:
 
 def _name(value: object) -> str:
     return "?" if value is None else str(value)
-
-
-def _doubt(what: str, why: str, next_: str) -> Doubt:
-    return {"what": what, "why": why, "next": next_}
 
 
 def _short(c: Claim) -> str:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from whywait.core.resume import LOST
+from whywait.core.run import doubt
 from whywait.errors import UsageError
 from whywait.load.relay import Relay, RelayLink
 from whywait.net import cluster
@@ -137,7 +138,7 @@ def worst(floors: Mapping[str, dict[str, Any] | str]) -> dict[str, Any]:
 
 
 def floor_doubts(floors: Mapping[str, dict[str, Any] | str]) -> Doubts:
-    return [_doubt(f"the floor of the client on {name} was not measured", f, "") for name, f in floors.items()
+    return [doubt(f"the floor of the client on {name} was not measured", f, "") for name, f in floors.items()
             if isinstance(f, str)]  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def way_doubts(nodes: Sequence[Node], ways_ms: Sequence[float]) -> Doubts:
     """Shards that are farther from the service than the others: their requests' times have the way in them."""
     usual = statistics.median_low(ways_ms) if ways_ms else 0.0
     far = {x.name: w for x, w in zip(nodes, ways_ms, strict=True) if w - usual > max(FARTHER_MS, usual)}
-    return [_doubt(f"{name} is farther from the service than the others",
+    return [doubt(f"{name} is farther from the service than the others",
                    f"connecting takes {way:.1f} ms from there, {usual:.1f} ms from the usual one: the TTFT of its "
                    "requests has the difference", "workers in one place, or read its shard by itself")
             for name, way in far.items()]  # fmt: skip
@@ -158,33 +159,29 @@ def shard_doubts(clock: Sequence[Mapping[str, Any]], shards: Sequence[Mapping[st
         name = f"shard {c['shard']} on {c.get('where', 'this machine')}"
         unsure = (abs(c["offset_ns"]) + c["offset_error_ns"]) / NS_PER_MS
         if unsure > UNSURE_MS:
-            out.append(_doubt(f"times of {name} lie within ±{unsure:.1f} ms of the others'",
+            out.append(doubt(f"times of {name} lie within ±{unsure:.1f} ms of the others'",
                               "its clock was read over the network: within a request all times are of one clock, "
                               "between shards and against the engine's readings they are not",
                               "a quicker network between whywait and its workers"))  # fmt: skip
         if abs(moved := c.get("set_again_ns", 0) / NS_PER_MS) > UNSURE_MS:
-            out.append(_doubt(f"the clock of {name} went astray by {moved:+.1f} ms", "it was set again before each "
+            out.append(doubt(f"the clock of {name} went astray by {moved:+.1f} ms", "it was set again before each "
                               "point: within one it is off by a part of that", "NTP on the workers"))  # fmt: skip
     lags = {(c["shard"], c["where"]): (c.get("send_lag_ms") or {}).get("p99") for c in shards if "where" in c}
     known = [v for v in lags.values() if v is not None]
     for (k, where), lag in lags.items():
         if lag is not None and lag > LATE_MS and lag > 3 * statistics.median_low(known):
-            out.append(_doubt(f"shard {k} on {where} sent late", f"{lag:.1f} ms (p99), the others "
+            out.append(doubt(f"shard {k} on {where} sent late", f"{lag:.1f} ms (p99), the others "
                               f"{statistics.median_low(known):.1f} ms", "free a core for it there"))  # fmt: skip
     for c in shards:
         if "where" in c and c["reads"] and c["user_clock_reads"] == c["reads"]:
-            out.append(_doubt(f"shard {c['shard']} on {c['where']} had no kernel stamps", "its chunks are timed by "
+            out.append(doubt(f"shard {c['shard']} on {c['where']} had no kernel stamps", "its chunks are timed by "
                               "its own clock, which a busy machine makes late", "whywait doctor there"))  # fmt: skip
     return out
 
 
 def lost_doubts(kept_ns: Mapping[str, int]) -> Doubts:
     """Shards that died: how far what they recorded is here."""
-    return [_doubt(f"{name}{LOST}", f"what it recorded is here up to {at / NS_PER_S:.1f} s; what it had not sent "
+    return [doubt(f"{name}{LOST}", f"what it recorded is here up to {at / NS_PER_S:.1f} s; what it had not sent "
                    "home then, a second or as long as it was silent, died with it",
                    "run it again; whywait resume keeps the points that were whole")
             for name, at in kept_ns.items()]  # fmt: skip
-
-
-def _doubt(what: str, why: str, next_: str) -> dict[str, str]:
-    return {"what": what, "why": why, "next": next_}

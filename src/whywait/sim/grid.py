@@ -12,7 +12,7 @@ import numpy as np
 from whywait.core.schedule import Schedule
 from whywait.sim.deployment import Deployment
 from whywait.sim.jit import COMPILED
-from whywait.sim.journal import digest
+from whywait.sim.journal import digests
 from whywait.sim.loads import Options
 from whywait.sim.service import figures
 from whywait.sim.spread import Progress, Work, spread
@@ -39,12 +39,10 @@ def grid(
 ) -> list[dict[str, float | None]]:
     """:func:`numbers` of each cell, in their order; see :func:`whywait.sim.spread.spread`."""
     tokens = sum(int(schedules[c.schedule].output_tokens.sum()) for c in cells)
-    names: dict[int, str] = {}
+    named = digests()
 
     def about(c: Cell) -> tuple[Any, ...]:
-        if c.schedule not in names:
-            names[c.schedule] = digest(schedules[c.schedule])
-        return dataclasses.replace(c, schedule=0), names[c.schedule]
+        return dataclasses.replace(c, schedule=0), named(schedules[c.schedule])
 
     return spread(Work(_one, list(cells), list(schedules), about), jobs, tokens < ALONE, progress)
 

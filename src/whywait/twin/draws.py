@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whywait.sim.jit import COMPILED
-from whywait.sim.journal import digest
+from whywait.sim.grid import ALONE
+from whywait.sim.journal import digests
 from whywait.sim.spread import Progress, Work, spread
 from whywait.twin.asked import Asked
 from whywait.twin.model import Twin
 
-#: Tokens to be simulated in all below which one process is quicker than starting others.
-ALONE = 20_000_000 if COMPILED else 400_000
 BEFORE, AFTER = 0, 1
 
 
@@ -41,13 +39,7 @@ def outcomes(
         UsageError: see :func:`whywait.sim.spread.spread`.
     """
     tokens = sum(int(c.load.schedule.output_tokens.sum()) for c in cells)
-    names: dict[int, str] = {}
-
-    def named(value: Any) -> str:
-        """Of what many cells have in common, once."""
-        if id(value) not in names:
-            names[id(value)] = digest(value)
-        return names[id(value)]
+    named = digests()
 
     def about(c: Cell) -> tuple[Any, ...]:
         return named(twins[c.twin]), named(c.load), c.multipliers, c.seed, c.chance
